@@ -1,0 +1,168 @@
+//! The contract that every backend fulfils.
+//!
+//! Each method states what it guarantees, what the caller must do, which errors it gives and which threads may call it.
+//! The layer above validates; a backend stays thin. Call the methods that take a proof through [`Bound`].
+
+use std::{fmt::Debug, hash::Hash, os::fd::OwnedFd, sync::Arc};
+
+use crate::{Bound, Caps, Deadline, Export, Identity, IpcHandle, Located, Memory, Region, Result, stream};
+
+/// One accelerator (or the host) as this process sees it. Cloning is cheap and gives the same device.
+pub trait Device: Clone + Debug + Send + Sync + Sized + 'static {
+    /// A raw stream handle. It is compared and passed on, never dereferenced.
+    type Stream: Copy + Eq + Hash + Debug + Send + Sync + 'static;
+    /// What a thread had before it was bound.
+    type Previous: Debug;
+    /// Device memory made by [`allocate`](Device::allocate); freed on drop, on any thread.
+    type Allocation: Memory + Sync + Debug;
+    /// A registered region; dropping it deregisters, on a bound thread.
+    type Registration: Send + Debug + 'static;
+    /// Another process's memory, opened; dropping it closes it, on a bound thread.
+    type Import: Memory + Debug;
+
+    /// Who this is. No driver call, any thread.
+    fn identity(&self) -> &Identity;
+
+    /// What it can do. No driver call, any thread.
+    fn caps(&self) -> Caps;
+
+    /// Makes this device current on the calling thread.
+    ///
+    /// *Guarantees*: while the proof lives the device is current; dropping it restores what was current before, also on
+    /// error paths and while unwinding. Where the device is current already, no driver call is made.
+    /// *Errors*: [`Kind::CannotRestore`](crate::Kind::CannotRestore) where the driver offers no way to give this thread
+    /// back as it was (an Ascend thread that had no context), and then nothing was changed: run the work on an owned
+    /// worker ([`Workers::bound`](crate::Workers::bound) chooses). [`Kind::ShutDown`](crate::Kind::ShutDown) at process
+    /// exit; else what the driver said. A failed bind is never replaced by another device.
+    /// *Threads*: any.
+    fn bind_current(&self) -> Result<Bound<'_, Self>>;
+
+    /// Makes this device current on a thread that the library owns, for the life of that thread.
+    ///
+    /// *Guarantees*: as [`bind_current`](Device::bind_current), but nothing is restored, so it works where that answers
+    /// `CannotRestore`. *Caller must*: own the thread. *Threads*: the owned one.
+    fn bind_owned_thread(&self) -> Result<Bound<'_, Self>>;
+
+    /// Gives the calling thread back as it was. Only [`Bound`] calls it; it cannot fail: what the driver refuses is
+    /// logged and counted.
+    fn restore(&self, previous: Self::Previous);
+
+    /// The stream on which the calling thread's next work would be queued: the one named by an enclosing
+    /// [`with_stream`](DeviceExt::with_stream), else the device's default stream.
+    ///
+    /// *Guarantees*: never creates a stream, never waits, never fails. *Threads*: the answer holds for this thread only.
+    fn current_stream(bound: &Bound<'_, Self>) -> Self::Stream;
+
+    /// Whether `stream` means another stream on each thread, as CUDA's per-thread default stream does. Such a stream is
+    /// synchronised on the thread that it was captured on.
+    fn is_per_thread(stream: Self::Stream) -> bool;
+
+    /// Returns when all work queued on `stream` before the call is done.
+    ///
+    /// *Guarantees*: never a device-wide wait. A deadline that has passed already makes it a question that never blocks.
+    /// A stream that is being captured is refused *before* the call that would spoil the capture. An earlier
+    /// asynchronous failure of the stream is reported here.
+    /// *Errors*: [`Kind::Timeout`](crate::Kind::Timeout), [`Kind::StreamCapturing`](crate::Kind::StreamCapturing),
+    /// [`Kind::WrongThread`](crate::Kind::WrongThread) for a per-thread stream of another thread, else the driver's.
+    /// *Threads*: any bound one, except for per-thread streams.
+    fn sync_stream(bound: &Bound<'_, Self>, stream: Self::Stream, deadline: Deadline) -> Result<()>;
+
+    /// Where the `len` bytes at `addr` live, and in which allocation.
+    ///
+    /// *Guarantees*: an address that the driver does not know is host memory only where the driver says so; a question
+    /// that fails is an error and never taken to mean "host". Never dereferences. `len` 0 asks about the address alone.
+    /// *Errors*: [`Kind::InvalidRange`](crate::Kind::InvalidRange) where the region leaves its allocation.
+    fn locate(bound: &Bound<'_, Self>, addr: usize, len: usize) -> Result<Located>;
+
+    /// New device memory of `len` bytes, exportable where [`Caps::ipc_export`] says so.
+    ///
+    /// *Errors*: [`Kind::OutOfMemory`](crate::Kind::OutOfMemory) with the size asked for. `len` 0 is
+    /// [`Kind::InvalidArgument`](crate::Kind::InvalidArgument): an empty tensor has no memory.
+    fn allocate(bound: &Bound<'_, Self>, len: usize) -> Result<Self::Allocation>;
+
+    /// Copies `from.len` bytes, between host and device or within one of them, and returns when they are there.
+    ///
+    /// *Guarantees*: runs on a stream of the library's own and waits for nothing that the caller queued: that is what
+    /// readiness is for. Work queued by the caller afterwards sees the bytes.
+    /// *Errors*: [`Kind::InvalidArgument`](crate::Kind::InvalidArgument) where the lengths differ,
+    /// [`Kind::DeviceMismatch`](crate::Kind::DeviceMismatch) where a region is on another device.
+    ///
+    /// # Safety
+    /// Both regions must be allocated for the whole call, and nobody may write `from` or touch `to` meanwhile.
+    unsafe fn copy(bound: &Bound<'_, Self>, to: Region, from: Region) -> Result<()>;
+
+    /// A handle by which another process can open the allocation that holds `region`.
+    ///
+    /// *Guarantees*: the handle is for the whole allocation, with the region's offset and length beside it; exporting
+    /// two regions of one allocation gives equal handles. "Cannot be exported" is an answer with a reason, not an error.
+    /// *Caller must*: keep the allocation until every importer has closed it.
+    /// *Errors*: [`Kind::DeviceMismatch`](crate::Kind::DeviceMismatch) for memory of another device.
+    fn export_ipc(bound: &Bound<'_, Self>, region: Region) -> Result<Export>;
+
+    /// Opens another process's allocation.
+    ///
+    /// *Guarantees*: the driver checks what comes from the peer; a handle that it refuses is an error, never a fault.
+    /// *Errors*: [`Kind::ImportRefused`](crate::Kind::ImportRefused) with the driver's code,
+    /// [`Kind::DeviceMismatch`](crate::Kind::DeviceMismatch) where the UUID is another device's.
+    fn import_ipc(
+        bound: &Bound<'_, Self>,
+        handle: &IpcHandle,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Self::Import>;
+
+    /// Makes a host or device region usable for DMA.
+    ///
+    /// *Guarantees*: registering the same region again only counts; a reused address with a new buffer id is a new
+    /// region. Split where the driver limits the size, rolled back whole when a part fails. Deregistered on drop, on a
+    /// bound thread.
+    /// *Caller must*: drop the guard before the memory is freed.
+    /// *Errors*: [`Kind::Overlap`](crate::Kind::Overlap) for a region that overlaps a registered one in part,
+    /// [`Kind::InvalidArgument`](crate::Kind::InvalidArgument) where the driver's alignment is not met.
+    fn register(bound: &Bound<'_, Self>, region: Region) -> Result<Self::Registration>;
+}
+
+/// Convenience that every device gets from the contract.
+pub trait DeviceExt: Device {
+    /// Names `stream` as the calling thread's current stream while `work` runs.
+    ///
+    /// This is how a framework's own current stream (PyTorch's `cuda_stream`, torch_npu's `npu_stream`) reaches Haulier.
+    fn with_stream<R>(&self, stream: Self::Stream, work: impl FnOnce() -> R) -> R {
+        stream::with_stream(self, stream, work)
+    }
+
+    /// New device memory as a shared [`Buffer`].
+    ///
+    /// *Errors*: as [`Device::bind_current`] and [`Device::allocate`].
+    fn buffer(&self, len: usize) -> Result<Buffer<Self>> {
+        Ok(Buffer(Arc::new(self.bind_current()?.allocate(len)?)))
+    }
+}
+
+impl<D: Device> DeviceExt for D {}
+
+/// Shared ownership of device memory. A call that may outlive its caller's patience keeps a clone.
+#[derive(Debug)]
+pub struct Buffer<D: Device>(Arc<D::Allocation>);
+
+impl<D: Device> Buffer<D> {
+    /// Shares `allocation`.
+    pub fn new(allocation: D::Allocation) -> Self {
+        Buffer(Arc::new(allocation))
+    }
+
+    /// The whole of it.
+    pub fn region(&self) -> Region {
+        self.0.region()
+    }
+
+    /// The allocation itself.
+    pub fn allocation(&self) -> &D::Allocation {
+        &self.0
+    }
+}
+
+impl<D: Device> Clone for Buffer<D> {
+    fn clone(&self) -> Self {
+        Buffer(Arc::clone(&self.0))
+    }
+}

@@ -1,0 +1,2 @@
+//! The `haulier` command.
+fn main() {}
