@@ -1,6 +1,7 @@
 //! Threads that are bound to one device for their whole life.
 
 use std::{
+    cell::Cell,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
@@ -11,7 +12,12 @@ use std::{
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
-use crate::{Bound, Deadline, Device, DeviceExt, Error, Kind, Result, stream};
+use crate::{Bound, Deadline, Device, DeviceExt, DeviceUuid, Error, Kind, Result, stream};
+
+thread_local! {
+    /// The device whose worker this thread is.
+    static WORKER_OF: Cell<Option<DeviceUuid>> = const { Cell::new(None) };
+}
 
 /// How many workers may be lost to driver calls that never return before new work is refused.
 const LOST_MAX: usize = 32;
@@ -55,7 +61,8 @@ impl<D: Device> Workers<D> {
         &self.device
     }
 
-    /// Runs `work` on a worker and waits for its result until `deadline`.
+    /// Runs `work` on a worker and waits for its result until `deadline`. On a worker of the same device it runs right
+    /// there: whoever gave that worker its job watches the deadline.
     ///
     /// *Errors*: [`Kind::Timeout`] when the deadline passes first: `work` may still be running then, so it owns all that
     /// it touches. A panic in `work` is an error too.
@@ -69,6 +76,9 @@ impl<D: Device> Workers<D> {
             return Err(self.error(Kind::Timeout, op).detail(format!(
                 "{LOST_MAX} earlier calls into the driver never returned; restart the process"
             )));
+        }
+        if WORKER_OF.get() == Some(self.device.identity().uuid) {
+            return work(&self.device.bind_current()?);
         }
         let (answer, result) = bounded(1);
         let state = Arc::new(AtomicU8::new(WAITING));
@@ -143,6 +153,7 @@ impl<D: Device> Workers<D> {
                     let _ = ready.send(Err(e));
                 }
                 Ok(bound) => {
+                    WORKER_OF.set(Some(device.identity().uuid));
                     let _ = ready.send(Ok(()));
                     for job in queue {
                         if !job(&bound) {

@@ -1,0 +1,287 @@
+//! The arrow of a put, from the caller's memory to the engine, in five steps that take each other by value.
+//!
+//! ```text
+//! caller's thread                                              any worker thread
+//!  1 capture   device, current stream, region per item
+//!  2 plan      export IPC handle, or choose staging            a worker is always Bound to the client's device;
+//!  3 check     captured device == device of allocation         it never asks what is "current"
+//!  4 ready     synchronise each (device, stream) once
+//!  5 send      only a Ready batch can be sent        ───────▶  engine: in-process | node daemon | Mooncake
+//! ```
+//!
+//! `get_into` runs the same steps for its destination: the receiver must not overwrite memory that queued work still
+//! reads. This is the only place in the workspace where a stream is synchronised for a payload or a payload is exposed.
+//! When step 3 or 4 fails, nothing of the batch was sent.
+
+use std::{os::fd::OwnedFd, slice};
+
+use hal::{Bound, Deadline, Device, DeviceUuid, Export, IpcHandle, Kind, Located, Place, Region, Workers};
+
+use crate::{
+    error::{Error, Result},
+    payload::{Order, Origin, Span},
+    wire::{Fallback, Path},
+};
+
+/// One slot of a batch before its first step.
+#[derive(Debug, Clone)]
+pub(crate) struct Item<D: Device> {
+    pub(crate) key: String,
+    pub(crate) meta: Vec<u8>,
+    pub(crate) span: Span<D>,
+}
+
+/// After step 1: each region is located, and the streams that it waits for are named.
+#[derive(Debug)]
+pub struct Captured<D: Device> {
+    device: DeviceUuid,
+    slots: Vec<(Item<D>, Located)>,
+    streams: Vec<D::Stream>,
+}
+
+impl<D: Device> Captured<D> {
+    /// Step 1, on the thread whose current stream counts.
+    pub(crate) fn here(bound: &Bound<'_, D>, items: Vec<Item<D>>) -> Result<Self> {
+        let device = bound.device().identity().uuid;
+        let mut streams: Vec<D::Stream> = Vec::new();
+        let mut slots = Vec::with_capacity(items.len());
+        for item in items {
+            let located = match item.span.origin {
+                Origin::Slice => {
+                    Located { region: Region::host(item.span.addr, item.span.len), allocation: None }
+                }
+                _ if item.span.len == 0 => Located { region: Region::host(item.span.addr, 0), allocation: None },
+                _ => bound.locate(item.span.addr, item.span.len)?,
+            };
+            let current;
+            let after = match &item.span.order {
+                Order::Current => {
+                    current = bound.current_stream();
+                    slice::from_ref(&current)
+                }
+                Order::Streams(streams) => streams,
+                Order::Done => &[],
+            };
+            for stream in after {
+                if !streams.contains(stream) {
+                    streams.push(*stream);
+                }
+            }
+            slots.push((item, located));
+        }
+        Ok(Captured { device, slots, streams })
+    }
+
+    /// Step 2. `imports` says whether the engine opens memory of this device. Regions of one allocation share a handle.
+    pub(crate) fn plan(self, bound: &Bound<'_, D>, imports: bool) -> Result<Planned<D>> {
+        let caps = bound.device().caps();
+        let mut exports: Vec<(hal::BufferId, usize, Handle)> = Vec::new();
+        let mut slots = Vec::with_capacity(self.slots.len());
+        for (item, located) in self.slots {
+            let region = located.region;
+            let elsewhere = matches!(region.place, Place::Device(uuid) if uuid != self.device);
+            let route = match located.allocation {
+                // Step 3 refuses memory of another device; exporting it from here would be wrong already.
+                None => Route::Staging(Fallback::HOST),
+                _ if elsewhere || region.len == 0 => Route::Staging(Fallback::HOST),
+                Some(_) if !caps.ipc_export => {
+                    Route::Staging(Fallback::NotExportable(hal::NotExportable::Device))
+                }
+                Some(_) if !imports => Route::Staging(Fallback::NotNegotiated),
+                Some(allocation) => {
+                    let known = exports.iter().position(|(buffer, ..)| *buffer == allocation.buffer);
+                    match known {
+                        Some(handle) => {
+                            Route::Ipc { handle, offset: (region.addr - exports[handle].1) as u64 }
+                        }
+                        None => match bound.export_ipc(region)? {
+                            Export::NotExportable(why) => Route::Staging(Fallback::NotExportable(why)),
+                            Export::Handle(e) => {
+                                let base = region.addr - e.offset as usize;
+                                let handle = Handle { handle: e.handle, descriptors: e.descriptors };
+                                exports.push((allocation.buffer, base, handle));
+                                Route::Ipc { handle: exports.len() - 1, offset: e.offset }
+                            }
+                        },
+                    }
+                }
+            };
+            slots.push(Slot { item, region, route });
+        }
+        let handles = exports.into_iter().map(|(.., handle)| handle).collect();
+        Ok(Planned { device: self.device, slots, handles, streams: self.streams })
+    }
+}
+
+/// After step 2: each slot has its route.
+#[derive(Debug)]
+pub struct Planned<D: Device> {
+    device: DeviceUuid,
+    slots: Vec<Slot<D>>,
+    handles: Vec<Handle>,
+    streams: Vec<D::Stream>,
+}
+
+impl<D: Device> Planned<D> {
+    /// Step 3: what was captured on this device must live on this device, or on the host.
+    pub(crate) fn check(self, bound: &Bound<'_, D>) -> Result<Checked<D>> {
+        for slot in &self.slots {
+            if let Place::Device(found) = slot.region.place
+                && found != self.device
+            {
+                return Err(Error::DeviceMismatch {
+                    expected: format!("{} ({})", bound.device().identity(), self.device),
+                    found: found.to_string(),
+                });
+            }
+        }
+        Ok(Checked(self))
+    }
+}
+
+/// After step 3: the devices agree.
+#[derive(Debug)]
+pub struct Checked<D: Device>(Planned<D>);
+
+impl<D: Device> Checked<D> {
+    /// Step 4: waits for each distinct stream once. A question on this thread comes first and is all that a ready payload
+    /// costs; a wait that may never end runs on a worker, except on a per-thread stream, which only this thread can name.
+    pub(crate) fn ready(
+        self,
+        bound: &Bound<'_, D>,
+        workers: &Workers<D>,
+        deadline: Deadline,
+    ) -> Result<Ready<D>> {
+        for &stream in &self.0.streams {
+            match bound.sync_stream(stream, Deadline::passed()) {
+                Err(e) if e.kind() == Kind::Timeout => {}
+                answer => {
+                    answer.map_err(named)?;
+                    continue;
+                }
+            }
+            if D::is_per_thread(stream) {
+                bound.sync_stream(stream, deadline)
+            } else {
+                workers.run(deadline, "sync_stream", move |bound| bound.sync_stream(stream, deadline))
+            }
+            .map_err(named)?;
+        }
+        Ok(Ready { slots: self.0.slots, handles: self.0.handles })
+    }
+}
+
+/// Gives the store's own names to what a synchronise can answer.
+fn named(e: hal::Error) -> Error {
+    match e.kind() {
+        Kind::StreamCapturing => Error::StreamCapturing,
+        Kind::Timeout => Error::Timeout { op: format!("waiting for the caller's stream ({e})") },
+        _ => Error::Device(e),
+    }
+}
+
+/// After step 4: work queued before the call is done. The only thing that an engine takes.
+#[derive(Debug)]
+pub struct Ready<D: Device> {
+    slots: Vec<Slot<D>>,
+    handles: Vec<Handle>,
+}
+
+/// One slot on its way.
+#[derive(Debug)]
+pub struct Slot<D: Device> {
+    item: Item<D>,
+    region: Region,
+    route: Route,
+}
+
+/// How a slot's bytes travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Route {
+    /// By the batch's handle of this index, from `offset` on.
+    Ipc {
+        /// Index into [`Ready::handles`].
+        handle: usize,
+        /// Where the region starts in the handle's allocation, in bytes.
+        offset: u64,
+    },
+    /// Copied by the client's own device, for this reason.
+    Staging(Fallback),
+}
+
+/// An exported allocation of the batch.
+#[derive(Debug)]
+pub struct Handle {
+    /// Names it on the wire.
+    pub handle: IpcHandle,
+    /// Beside it.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+impl<D: Device> Ready<D> {
+    /// The batch's slots, in input order.
+    pub fn slots(&self) -> &[Slot<D>] {
+        &self.slots
+    }
+
+    /// The exported allocations that slots refer to.
+    pub fn handles(&self) -> &[Handle] {
+        &self.handles
+    }
+
+    /// Whether sending makes driver calls, which may hang, on memory of the device.
+    pub(crate) fn needs_driver(&self) -> bool {
+        self.slots
+            .iter()
+            .any(|s| matches!((s.region.place, s.route), (Place::Device(_), Route::Staging(_))))
+    }
+
+    /// The slots at these indices alone, still ready.
+    pub(crate) fn select(&self, indices: &[usize]) -> Result<Ready<D>> {
+        let slots = indices
+            .iter()
+            .map(|&i| {
+                let Slot { item, region, route } = &self.slots[i];
+                Slot { item: item.clone(), region: *region, route: *route }
+            })
+            .collect();
+        let mut handles = Vec::with_capacity(self.handles.len());
+        for Handle { handle, descriptors } in &self.handles {
+            let descriptors = descriptors.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>().map_err(|e| {
+                Error::ResourceExhausted { what: format!("descriptors ({e})") }
+            })?;
+            handles.push(Handle { handle: handle.clone(), descriptors });
+        }
+        Ok(Ready { slots, handles })
+    }
+}
+
+impl<D: Device> Slot<D> {
+    /// The key.
+    pub fn key(&self) -> &str {
+        &self.item.key
+    }
+
+    /// What is stored beside the bytes.
+    pub fn meta(&self) -> &[u8] {
+        &self.item.meta
+    }
+
+    /// The memory to read, or to fill.
+    pub fn region(&self) -> Region {
+        self.region
+    }
+
+    /// How the bytes travel.
+    pub fn route(&self) -> Route {
+        self.route
+    }
+
+    /// The route as the counters name it.
+    pub fn path(&self) -> Path {
+        match self.route {
+            Route::Ipc { .. } => Path::Ipc,
+            Route::Staging(why) => Path::Staging(why),
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Slabs: blocks carved into equal slots, so that a small value costs one bit and not a node of the allocator.
+
+use super::{
+    arena::Block,
+    geometry::{Class, SLAB},
+};
+
+/// A block carved into slots of one class.
+#[derive(Debug)]
+struct Slab {
+    class: Class,
+    block: Block,
+    used: usize,
+    /// One bit a slot, set when it is in use.
+    taken: Box<[u64]>,
+    /// Where the slab stands in the list of its class that have a free slot.
+    listed: usize,
+}
+
+/// The slabs of one arena.
+#[derive(Debug, Default)]
+pub(super) struct Slabs {
+    slabs: Vec<Option<Slab>>,
+    /// Entries of `slabs` to use again.
+    vacant: Vec<u32>,
+    /// Per class, the slabs that have a free slot.
+    open: [Vec<u32>; Class::COUNT],
+    /// Per class, the one empty slab that is kept, so that a value put and removed in turn does not make and unmake
+    /// a slab each time.
+    kept: [Option<u32>; Class::COUNT],
+}
+
+impl Slabs {
+    /// Takes a slot: the number of its slab and its offset in the arena. None when a slab has to be added first.
+    pub(super) fn take(&mut self, class: Class) -> Option<(u32, u64)> {
+        let id = *self.open[class.index()].last()?;
+        let slab = self.slabs[id as usize].as_mut()?;
+        let (word, bits) = slab.taken.iter_mut().enumerate().find(|(_, bits)| **bits != u64::MAX)?;
+        let slot = word * 64 + bits.trailing_ones() as usize;
+        *bits |= 1 << (slot % 64);
+        slab.used += 1;
+        let offset = slab.block.offset + slot as u64 * class.slot();
+        if slab.used == class.slots() {
+            self.close(id);
+        }
+        if self.kept[class.index()] == Some(id) {
+            self.kept[class.index()] = None;
+        }
+        Some((id, offset))
+    }
+
+    /// Adds a block of [`SLAB`] bytes to a class.
+    pub(super) fn add(&mut self, class: Class, block: Block) {
+        let slots = class.slots();
+        let mut taken = vec![0u64; slots.div_ceil(64)].into_boxed_slice();
+        // Bits that have no slot count as taken for ever.
+        if let (Some(last), over @ 1..) = (taken.last_mut(), slots % 64) {
+            *last = u64::MAX << over;
+        }
+        let slab = Slab { class, block, used: 0, taken, listed: 0 };
+        let id = match self.vacant.pop() {
+            Some(id) => {
+                self.slabs[id as usize] = Some(slab);
+                id
+            }
+            None => {
+                self.slabs.push(Some(slab));
+                (self.slabs.len() - 1) as u32
+            }
+        };
+        self.open(id);
+    }
+
+    /// Gives back the slot at `offset`; returns the block of a slab that is no longer needed.
+    pub(super) fn put(&mut self, id: u32, offset: u64) -> Option<Block> {
+        let slab = self.slabs[id as usize].as_mut()?;
+        let class = slab.class;
+        let slot = ((offset - slab.block.offset) / class.slot()) as usize;
+        debug_assert!(slab.block.offset + SLAB > offset && slab.taken[slot / 64] & 1 << (slot % 64) != 0);
+        slab.taken[slot / 64] &= !(1 << (slot % 64));
+        slab.used -= 1;
+        let used = slab.used;
+        if used + 1 == class.slots() {
+            self.open(id);
+        }
+        if used > 0 {
+            return None;
+        }
+        match self.kept[class.index()] {
+            Some(_) => self.retire(id),
+            None => {
+                self.kept[class.index()] = Some(id);
+                None
+            }
+        }
+    }
+
+    /// Gives up the empty slabs that were kept.
+    pub(super) fn trim(&mut self) -> Vec<Block> {
+        let kept = std::mem::take(&mut self.kept);
+        kept.into_iter().flatten().filter_map(|id| self.retire(id)).collect()
+    }
+
+    fn retire(&mut self, id: u32) -> Option<Block> {
+        self.close(id);
+        self.vacant.push(id);
+        self.slabs[id as usize].take().map(|slab| slab.block)
+    }
+
+    fn open(&mut self, id: u32) {
+        if let Some(slab) = &mut self.slabs[id as usize] {
+            let open = &mut self.open[slab.class.index()];
+            slab.listed = open.len();
+            open.push(id);
+        }
+    }
+
+    fn close(&mut self, id: u32) {
+        let Some(slab) = &self.slabs[id as usize] else { return };
+        let (class, at) = (slab.class.index(), slab.listed);
+        self.open[class].swap_remove(at);
+        if let Some(&moved) = self.open[class].get(at)
+            && let Some(slab) = &mut self.slabs[moved as usize]
+        {
+            slab.listed = at;
+        }
+    }
+}
