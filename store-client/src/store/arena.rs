@@ -1,0 +1,269 @@
+//! One arena: a span of addresses that one writer at a time allocates from.
+
+use std::{
+    os::fd::BorrowedFd,
+    ptr::NonNull,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use offset_allocator::{Allocation, Allocator};
+use parking_lot::{Condvar, Mutex};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    frames::{self, Frames, Run, State},
+    geometry::{Class, Geometry, SLAB, Shape},
+    memory::Memory,
+    slab::Slabs,
+};
+use crate::error::Result;
+
+/// Names an arena; never used twice by one store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ArenaId(pub u32);
+
+/// A sealed memory file that one writer at a time writes and everybody else can only read.
+#[derive(Debug)]
+pub struct Arena {
+    id: ArenaId,
+    geometry: Geometry,
+    memory: Memory,
+    inner: Mutex<Inner>,
+    /// Told whenever busy frames have settled.
+    settled: Condvar,
+    /// Whether a writer owns it; changed under the lock of the pool's list.
+    owned: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Inner {
+    space: Allocator<u32>,
+    slabs: Slabs,
+    frames: Frames,
+    /// Extents that are alive, the empty ones too.
+    extents: u64,
+}
+
+/// A block of the allocator.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    allocation: Allocation<u32>,
+    /// Where its bytes start, after alignment.
+    pub(super) offset: u64,
+}
+
+impl std::fmt::Debug for Block {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Block").field("offset", &self.offset).finish_non_exhaustive()
+    }
+}
+
+/// What has to be given back when an extent ends.
+#[derive(Clone, Copy)]
+pub(super) enum Place {
+    Empty,
+    /// A slot of the slab with this number.
+    Slot(u32),
+    Block(Allocation<u32>),
+}
+
+/// Addresses set aside for a value.
+pub(super) struct Carved {
+    pub(super) place: Place,
+    pub(super) offset: u64,
+    /// Whether all of it has memory already.
+    pub(super) warm: bool,
+}
+
+impl Arena {
+    pub(super) fn new(id: ArenaId, geometry: Geometry, huge: bool) -> Result<Self> {
+        let memory = Memory::new(geometry.span, huge)?;
+        let units = (geometry.span / geometry.unit) as u32;
+        let inner = Inner {
+            space: Allocator::with_max_allocs(units, nodes(&geometry)),
+            slabs: Slabs::default(),
+            frames: Frames::new((geometry.span / geometry.frame) as usize),
+            extents: 0,
+        };
+        let owned = AtomicBool::new(false);
+        Ok(Self { id, geometry, memory, inner: Mutex::new(inner), settled: Condvar::new(), owned })
+    }
+
+    /// Its name.
+    pub fn id(&self) -> ArenaId {
+        self.id
+    }
+
+    /// The descriptor for everybody: cannot be mapped writable.
+    pub fn read_only(&self) -> BorrowedFd<'_> {
+        self.memory.readable()
+    }
+
+    /// The descriptor for the present owner and nobody else.
+    pub fn read_write(&self) -> BorrowedFd<'_> {
+        self.memory.writable()
+    }
+
+    /// Bytes to map; most of them are holes.
+    pub fn virtual_len(&self) -> u64 {
+        self.memory.len()
+    }
+
+    /// The address of `offset` in this process.
+    pub(super) fn at(&self, offset: u64) -> NonNull<u8> {
+        self.memory.at(offset)
+    }
+
+    /// Sets addresses aside for `len` bytes; None when the span or the table of the allocator is used up.
+    pub(super) fn carve(&self, len: u64) -> Option<Carved> {
+        let mut inner = self.inner.lock();
+        let (place, offset) = match self.geometry.shape(len) {
+            Shape::Empty => (Place::Empty, 0),
+            Shape::Slot(class) => inner.slot(&self.geometry, class)?,
+            Shape::Block { bytes, align } => {
+                let block = inner.block(&self.geometry, bytes, align, len)?;
+                (Place::Block(block.allocation), block.offset)
+            }
+        };
+        inner.extents += 1;
+        Some(Carved { place, offset, warm: inner.frames.all_warm(self.run(offset, len)) })
+    }
+
+    /// Takes back what [`Arena::carve`] set aside.
+    pub(super) fn give_back(&self, place: Place, offset: u64, len: u64) {
+        let mut inner = self.inner.lock();
+        inner.extents -= 1;
+        match place {
+            Place::Empty => {}
+            Place::Slot(slab) => {
+                if let Some(block) = inner.slabs.put(slab, offset) {
+                    inner.free(&self.geometry, block, SLAB);
+                }
+            }
+            Place::Block(allocation) => inner.free(&self.geometry, Block { allocation, offset }, len),
+        }
+    }
+
+    /// Gives up the frames of a block beyond its first `len` bytes of `was`.
+    pub(super) fn shorten(&self, offset: u64, was: u64, len: u64) {
+        let (was, keep) = (self.run(offset, was), self.run(offset, len));
+        self.inner.lock().frames.release(was.start.max(keep.end)..was.end);
+    }
+
+    /// Marks the holes under these bytes as busy for the caller, who must settle them. Returns none when all has
+    /// memory; waits for frames that another thread has in hand.
+    pub(super) fn take_holes(&self, offset: u64, len: u64) -> Vec<Run> {
+        let run = self.run(offset, len);
+        let mut inner = self.inner.lock();
+        loop {
+            let holes = inner.frames.take_holes(run.clone());
+            if !holes.is_empty() || inner.frames.all_warm(run.clone()) {
+                return holes;
+            }
+            self.settled.wait(&mut inner);
+        }
+    }
+
+    /// Marks up to `most` frames that nothing lives in as busy for the caller, who must settle them. With `trim`,
+    /// empty slabs are given up first.
+    pub(super) fn take_spare(&self, most: usize, trim: bool) -> Vec<Run> {
+        let mut inner = self.inner.lock();
+        if trim {
+            for block in inner.slabs.trim() {
+                inner.free(&self.geometry, block, SLAB);
+            }
+        }
+        inner.frames.take_spare(most)
+    }
+
+    /// Ends the busy state of these frames and wakes who waits for them.
+    pub(super) fn settle(&self, runs: &[Run], state: State) {
+        self.inner.lock().frames.settle(runs, state);
+        self.settled.notify_all();
+    }
+
+    /// Gives these frames memory. The frames must be busy for the caller.
+    pub(super) fn populate(&self, runs: &[Run]) -> Result<()> {
+        self.each(runs, |offset, len| self.memory.populate(offset, len))
+    }
+
+    /// Takes the memory of these frames away. The frames must be busy for the caller.
+    pub(super) fn punch(&self, runs: &[Run]) -> Result<()> {
+        self.each(runs, |offset, len| self.memory.punch(offset, len))
+    }
+
+    /// Frames with memory, and those of them that nothing lives in.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        let inner = self.inner.lock();
+        (inner.frames.warm(), inner.frames.spare())
+    }
+
+    /// Whether it holds neither memory nor extents.
+    pub(super) fn is_vacant(&self) -> bool {
+        let inner = self.inner.lock();
+        inner.extents == 0 && inner.frames.warm() == 0
+    }
+
+    pub(super) fn is_owned(&self) -> bool {
+        self.owned.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_owned(&self, owned: bool) {
+        self.owned.store(owned, Ordering::Relaxed);
+    }
+
+    fn each(&self, runs: &[Run], call: impl Fn(u64, u64) -> Result<()>) -> Result<()> {
+        let frame = self.geometry.frame;
+        runs.iter().try_for_each(|run| call(run.start as u64 * frame, run.len() as u64 * frame))
+    }
+
+    /// The frames under these bytes.
+    fn run(&self, offset: u64, len: u64) -> Run {
+        run(&self.geometry, offset, len)
+    }
+}
+
+impl Inner {
+    fn slot(&mut self, geometry: &Geometry, class: Class) -> Option<(Place, u64)> {
+        let (slab, offset) = match self.slabs.take(class) {
+            Some(slot) => slot,
+            None => {
+                let block = self.block(geometry, SLAB, geometry.unit, SLAB)?;
+                self.slabs.add(class, block);
+                self.slabs.take(class)?
+            }
+        };
+        Some((Place::Slot(slab), offset))
+    }
+
+    /// Allocates `bytes` and claims the frames under the first `len` of them: rounding takes no memory.
+    fn block(&mut self, geometry: &Geometry, bytes: u64, align: u64, len: u64) -> Option<Block> {
+        let allocation = self.space.allocate(geometry.units(bytes, align))?;
+        let offset = (u64::from(allocation.offset) * geometry.unit).next_multiple_of(align);
+        self.frames.claim(run(geometry, offset, len));
+        Some(Block { allocation, offset })
+    }
+
+    fn free(&mut self, geometry: &Geometry, block: Block, len: u64) {
+        self.frames.release(run(geometry, block.offset, len));
+        self.space.free(block.allocation);
+    }
+}
+
+fn run(geometry: &Geometry, offset: u64, len: u64) -> Run {
+    let end = (offset + len).div_ceil(geometry.frame);
+    ((offset / geometry.frame).min(end) as usize)..end as usize
+}
+
+/// Entries of an allocator's table. A full table only means that the writer gets another arena, so it may be modest;
+/// it grows with the pool so that a large one does not need thousands of arenas.
+fn nodes(geometry: &Geometry) -> u32 {
+    const FEWEST: u64 = 64 << 10;
+    const MOST: u64 = 512 << 10;
+    (geometry.pool >> 18).clamp(FEWEST, MOST) as u32
+}
+
+/// Frames in all of `runs`.
+pub(super) fn frames_in(runs: &[Run]) -> u64 {
+    frames::count(runs) as u64
+}
