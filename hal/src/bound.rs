@@ -36,6 +36,11 @@ impl<'d, D: Device> Bound<'d, D> {
         Bound { device, previous, outer, _on_this_thread: PhantomData }
     }
 
+    /// Ends the proof without restoring and hands that duty on. For wrappers of a device, whose own proof takes over.
+    pub fn into_previous(mut self) -> Option<D::Previous> {
+        self.previous.take()
+    }
+
     /// The device that is current.
     pub fn device(&self) -> &'d D {
         self.device

@@ -24,6 +24,7 @@ mod identity;
 mod ipc;
 mod presence;
 mod region;
+mod registry;
 mod stream;
 mod workers;
 
@@ -36,5 +37,6 @@ pub use identity::{DeviceUuid, Identity, LogicalId, PhysicalId};
 pub use ipc::{DESCRIPTORS_MAX, Export, Exported, IpcHandle, NotExportable, OPAQUE_MAX, Token};
 pub use presence::Presence;
 pub use region::{Allocated, BufferId, Located, Memory, Place, Region};
+pub use registry::{Pin, Registered, Registry};
 pub use stream::named as named_stream;
 pub use workers::Workers;

@@ -155,28 +155,16 @@ impl<D: Device> Checked<D> {
         for &stream in &self.0.streams {
             match bound.sync_stream(stream, Deadline::passed()) {
                 Err(e) if e.kind() == Kind::Timeout => {}
-                answer => {
-                    answer.map_err(named)?;
-                    continue;
-                }
+                Err(e) => return Err(e.into()),
+                Ok(()) => continue,
             }
             if D::is_per_thread(stream) {
-                bound.sync_stream(stream, deadline)
+                bound.sync_stream(stream, deadline)?;
             } else {
-                workers.run(deadline, "sync_stream", move |bound| bound.sync_stream(stream, deadline))
+                workers.run(deadline, "sync_stream", move |bound| bound.sync_stream(stream, deadline))?;
             }
-            .map_err(named)?;
         }
         Ok(Ready { slots: self.0.slots, handles: self.0.handles })
-    }
-}
-
-/// Gives the store's own names to what a synchronise can answer.
-fn named(e: hal::Error) -> Error {
-    match e.kind() {
-        Kind::StreamCapturing => Error::StreamCapturing,
-        Kind::Timeout => Error::Timeout { op: format!("waiting for the caller's stream ({e})") },
-        _ => Error::Device(e),
     }
 }
 
@@ -219,6 +207,17 @@ pub struct Handle {
 }
 
 impl<D: Device> Ready<D> {
+    /// Steps 1 to 4.
+    pub(crate) fn make(
+        bound: &Bound<'_, D>,
+        items: Vec<Item<D>>,
+        imports: bool,
+        workers: &Workers<D>,
+        deadline: Deadline,
+    ) -> Result<Self> {
+        Captured::here(bound, items)?.plan(bound, imports)?.check(bound)?.ready(bound, workers, deadline)
+    }
+
     /// The batch's slots, in input order.
     pub fn slots(&self) -> &[Slot<D>] {
         &self.slots

@@ -146,7 +146,7 @@ pub enum Error {
     },
     /// The device refused.
     #[error(transparent)]
-    Device(#[from] hal::Error),
+    Device(hal::Error),
     /// The operating system refused.
     #[error("{what}: {reason}")]
     Os {
@@ -157,4 +157,15 @@ pub enum Error {
         /// Its error number.
         errno: Option<i32>,
     },
+}
+
+impl From<hal::Error> for Error {
+    /// Gives the store's own names to what callers branch on; everything else keeps the device's.
+    fn from(e: hal::Error) -> Self {
+        match e.kind() {
+            hal::Kind::StreamCapturing => Error::StreamCapturing,
+            hal::Kind::Timeout => Error::Timeout { op: e.to_string() },
+            _ => Error::Device(e),
+        }
+    }
 }

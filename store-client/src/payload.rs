@@ -105,6 +105,13 @@ span_type! {
     Target, &'a mut [u8], &'a mut Buffer<D>, "touch it"
 }
 
+impl<D: Device> Clone for Payload<'_, D> {
+    /// The same borrowed source again.
+    fn clone(&self) -> Self {
+        Payload { span: self.span.clone(), _borrow: PhantomData }
+    }
+}
+
 impl<'a, D: Device> From<&'a [u8]> for Payload<'a, D> {
     fn from(bytes: &'a [u8]) -> Self {
         // The borrow rules out that queued work writes a slice, so there is nothing to wait for.

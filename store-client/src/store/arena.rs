@@ -58,6 +58,24 @@ impl std::fmt::Debug for Block {
     }
 }
 
+/// Where an extent may start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Start {
+    /// Where it fits best. It may reach into a frame more than its size needs.
+    Anywhere,
+    /// At the start of a frame, so that it needs no frame more than its size does.
+    Frame,
+}
+
+impl Start {
+    fn align(self, least: u64, geometry: &Geometry) -> u64 {
+        match self {
+            Start::Anywhere => least,
+            Start::Frame => geometry.frame,
+        }
+    }
+}
+
 /// What has to be given back when an extent ends.
 #[derive(Clone, Copy)]
 pub(super) enum Place {
@@ -115,12 +133,13 @@ impl Arena {
     }
 
     /// Sets addresses aside for `len` bytes; None when the span or the table of the allocator is used up.
-    pub(super) fn carve(&self, len: u64) -> Option<Carved> {
+    pub(super) fn carve(&self, len: u64, start: Start) -> Option<Carved> {
         let mut inner = self.inner.lock();
         let (place, offset) = match self.geometry.shape(len) {
             Shape::Empty => (Place::Empty, 0),
-            Shape::Slot(class) => inner.slot(&self.geometry, class)?,
+            Shape::Slot(class) => inner.slot(&self.geometry, class, start)?,
             Shape::Block { bytes, align } => {
+                let align = start.align(align, &self.geometry);
                 let block = inner.block(&self.geometry, bytes, align, len)?;
                 (Place::Block(block.allocation), block.offset)
             }
@@ -224,16 +243,14 @@ impl Arena {
 }
 
 impl Inner {
-    fn slot(&mut self, geometry: &Geometry, class: Class) -> Option<(Place, u64)> {
-        let (slab, offset) = match self.slabs.take(class) {
-            Some(slot) => slot,
-            None => {
-                let block = self.block(geometry, SLAB, geometry.unit, SLAB)?;
-                self.slabs.add(class, block);
-                self.slabs.take(class)?
-            }
-        };
-        Some((Place::Slot(slab), offset))
+    fn slot(&mut self, geometry: &Geometry, class: Class, start: Start) -> Option<(Place, u64)> {
+        let open = (start == Start::Anywhere).then(|| self.slabs.take(class)).flatten();
+        let slot = open.or_else(|| {
+            let block = self.block(geometry, SLAB, start.align(geometry.unit, geometry), SLAB)?;
+            self.slabs.add(class, block);
+            self.slabs.take(class)
+        });
+        slot.map(|(slab, offset)| (Place::Slot(slab), offset))
     }
 
     /// Allocates `bytes` and claims the frames under the first `len` of them: rounding takes no memory.

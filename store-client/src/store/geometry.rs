@@ -71,7 +71,8 @@ impl Geometry {
         // Room to place any value without moving another. A large pool makes do with less of it, because every
         // client maps every arena and addresses have 47 bits.
         let slack = if pool <= 64 * GIB { 4 } else { 2 };
-        let sizes = pool.checked_next_multiple_of(frame).and_then(|pool| Some((pool, pool.checked_mul(slack)?)));
+        let sizes =
+            pool.checked_next_multiple_of(frame).and_then(|pool| Some((pool, pool.checked_mul(slack)?)));
         let too_large = || Error::InvalidArgument { what: format!("a pool of {pool} bytes is too large") };
         let (pool, span) = sizes.ok_or_else(too_large)?;
         let unit = span.div_ceil(u64::from(u32::MAX)).next_power_of_two().max(UNIT_MIN);
@@ -91,9 +92,20 @@ impl Geometry {
         match len {
             0 => Shape::Empty,
             1..=SLOT_MAX => Shape::Slot(Class::of(len)),
-            _ if len < ALONE * self.frame => Shape::Block { bytes: self.bin(len), align: self.unit },
-            _ => Shape::Block { bytes: len.next_multiple_of(self.frame), align: self.frame },
+            _ => {
+                let align = if self.is_alone(len) { self.frame } else { self.unit };
+                Shape::Block { bytes: self.footprint_in_block(len), align }
+            }
         }
+    }
+
+    /// Bytes that `len` bytes take from the budget where they have a block of their own.
+    pub(super) fn footprint_in_block(&self, len: u64) -> u64 {
+        if self.is_alone(len) { len.next_multiple_of(self.frame) } else { self.bin(len) }
+    }
+
+    fn is_alone(&self, len: u64) -> bool {
+        len >= ALONE * self.frame
     }
 
     /// Units to ask of the allocator so that `bytes` fit at a multiple of `align`.
@@ -174,7 +186,7 @@ mod tests {
     fn whatever_is_no_longer_than_the_pool_takes_no_more_than_the_pool() {
         for frames in 1..40 {
             let geometry = Geometry::new(frames * FRAME_MIN, 4096).unwrap();
-            for short in [0, 1, 63, 64, 4096, FRAME_MIN - 1] {
+            for short in [0, 1, 63, 64, 4096, FRAME_MIN - 4097] {
                 let shape = geometry.shape(geometry.pool - short);
                 assert!(shape.footprint() <= geometry.pool, "{frames} frames less {short}");
                 let Shape::Block { bytes, align } = shape else { panic!("not a block") };

@@ -37,7 +37,8 @@ unsafe impl Sync for Memory {}
 impl Memory {
     /// Reserves `len` bytes of addresses, all of them holes.
     pub(super) fn new(len: u64, huge: bool) -> Result<Self> {
-        let size = usize::try_from(len).map_err(|_| Error::OutOfMemory { asked: len, available: usize::MAX as u64 })?;
+        let size = usize::try_from(len)
+            .map_err(|_| Error::OutOfMemory { asked: len, available: usize::MAX as u64 })?;
         let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         flags.set(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB, huge);
         let writable =
@@ -97,14 +98,18 @@ impl Memory {
             retry_on_intr(|| rustix::fs::fallocate(&self.writable, FallocateFlags::empty(), offset, piece))
                 .and_then(|()| {
                     // SAFETY: the range lies in this mapping, and the advice leaves its contents alone.
-                    match unsafe { rustix::mm::madvise(at.cast(), piece as usize, Advice::LinuxPopulateWrite) } {
+                    match unsafe {
+                        rustix::mm::madvise(at.cast(), piece as usize, Advice::LinuxPopulateWrite)
+                    } {
                         // Before Linux 5.14: the first touch maps the page, whose memory is there already.
                         Err(Errno::INVAL) => Ok(()),
                         other => other,
                     }
                 })
                 .map_err(|e| match e {
-                    Errno::NOSPC | Errno::NOMEM => Error::OutOfMemory { asked: len, available: len - (end - offset) },
+                    Errno::NOSPC | Errno::NOMEM => {
+                        Error::OutOfMemory { asked: len, available: len - (end - offset) }
+                    }
                     e => os("populating an arena", e),
                 })?;
             offset += piece;

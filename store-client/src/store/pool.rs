@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::{
     Pages,
-    arena::{Arena, ArenaId, Carved, frames_in},
+    arena::{Arena, ArenaId, Carved, Start, frames_in},
     frames::{Run, State},
     geometry::Geometry,
     memory::{self, HUGE, PIECE},
@@ -45,13 +45,8 @@ impl Pool {
     /// Reserves the whole budget. It is all in the first arena, which waits for its first writer.
     pub(super) fn open(size: u64, pages: Pages, progress: impl FnMut(u64, u64)) -> Result<Self> {
         let (geometry, huge) = choose(size, pages)?;
-        let pool = Self {
-            geometry,
-            huge,
-            spare: Mutex::new(0),
-            arenas: Mutex::default(),
-            next: AtomicU32::new(0),
-        };
+        let pool =
+            Self { geometry, huge, spare: Mutex::new(0), arenas: Mutex::default(), next: AtomicU32::new(0) };
         let arena = pool.create()?;
         let all = arena.take_holes(0, geometry.pool);
         fill(&arena, &geometry, progress)?;
@@ -77,26 +72,28 @@ impl Pool {
     pub(super) fn counts(&self) -> (u64, u64, u64) {
         let arenas = self.snapshot();
         let unowned = *self.spare.lock();
-        let (warm, spare) = arenas.iter().map(|arena| arena.counts()).fold((0, 0), |sum, (warm, spare)| {
-            (sum.0 + warm as u64, sum.1 + spare as u64)
-        });
+        let (warm, spare) = arenas
+            .iter()
+            .map(|arena| arena.counts())
+            .fold((0, 0), |sum, (warm, spare)| (sum.0 + warm as u64, sum.1 + spare as u64));
         (arenas.len() as u64, warm, unowned + spare)
     }
 
     /// An arena for a new owner that has room for `len` bytes: the idle one with the most warm memory to spare, else
     /// a new one.
-    pub(super) fn acquire(&self, len: u64) -> Result<(Arc<Arena>, Carved)> {
+    pub(super) fn acquire(&self, len: u64, start: Start) -> Result<(Arc<Arena>, Carved)> {
         let mut arenas = self.arenas.lock();
         let mut idle: Vec<_> = arenas.iter().filter(|arena| !arena.is_owned()).cloned().collect();
         idle.sort_by_cached_key(|arena| std::cmp::Reverse(arena.counts().1));
         for arena in idle {
-            if let Some(carved) = arena.carve(len) {
+            if let Some(carved) = arena.carve(len, start) {
                 arena.set_owned(true);
                 return Ok((arena, carved));
             }
         }
         let arena = self.create()?;
-        let carved = arena.carve(len).ok_or(Error::TooLarge { size: len, limit: self.geometry.pool })?;
+        let carved =
+            arena.carve(len, start).ok_or(Error::TooLarge { size: len, limit: self.geometry.pool })?;
         arena.set_owned(true);
         arenas.push(Arc::clone(&arena));
         Ok((arena, carved))

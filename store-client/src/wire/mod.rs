@@ -9,4 +9,5 @@ mod message;
 mod socket;
 
 pub(crate) use message::*;
+pub use message::{Fallback, Path};
 pub(crate) use socket::Socket;

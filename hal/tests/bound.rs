@@ -1,0 +1,246 @@
+//! Proofs restore what they found, and workers are bound before they work.
+
+mod dummy;
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+use dummy::{Blue, Red, Stream, current};
+use hal::{
+    Bound, BufferId, Deadline, Device, DeviceExt, Error, IpcHandle, Kind, Region, Result, Token, Workers,
+};
+
+/// Long enough for a loaded machine; a test that reaches it has failed.
+fn patient() -> Deadline {
+    Deadline::after(Duration::from_secs(30))
+}
+
+#[test]
+fn dropping_a_proof_restores_what_was_current() {
+    let (outer, inner) = (Red::new(0), Red::new(1));
+    let first = outer.bind_current().unwrap();
+    {
+        let _second = inner.bind_current().unwrap();
+        assert_eq!(current(), Some(inner.uuid()));
+    }
+    assert_eq!(current(), Some(outer.uuid()));
+    drop(first);
+    assert_eq!(current(), None);
+}
+
+#[test]
+fn an_error_while_bound_restores() {
+    fn fails(device: &Red) -> Result<()> {
+        let _bound = device.bind_current()?;
+        Err(Error::new(Kind::OutOfMemory, "dummy", "allocate"))
+    }
+    assert_eq!(fails(&Red::new(0)).unwrap_err().kind(), Kind::OutOfMemory);
+    assert_eq!(current(), None);
+}
+
+#[test]
+fn a_panic_while_bound_restores() {
+    let device = Red::new(0);
+    let unwound = catch_unwind(AssertUnwindSafe(|| {
+        let _bound = device.bind_current().unwrap();
+        panic!("while bound");
+    }));
+    assert!(unwound.is_err());
+    assert_eq!(current(), None);
+}
+
+#[test]
+fn binding_what_is_current_already_leaves_it_current() {
+    let device = Red::new(0);
+    let outer = device.bind_current().unwrap();
+    drop(device.bind_current().unwrap());
+    assert_eq!(current(), Some(device.uuid()));
+    outer.register(Region::host(0, 1)).unwrap();
+}
+
+#[test]
+fn an_outer_proof_does_no_work_while_another_device_is_bound() {
+    let (outer, inner) = (Red::new(0), Blue::new(1));
+    let bound = outer.bind_current().unwrap();
+    every_call(&bound, |result| assert!(result.is_ok(), "{result:?}"));
+    {
+        let _inner = inner.bind_current().unwrap();
+        every_call(&bound, |result| assert_eq!(result.unwrap_err().kind(), Kind::NotBound));
+    }
+    every_call(&bound, |result| assert!(result.is_ok(), "{result:?}"));
+}
+
+fn every_call(bound: &Bound<'_, Red>, check: impl Fn(Result<()>)) {
+    let region = Region::host(0, 1);
+    let handle = IpcHandle {
+        device: bound.device().uuid(),
+        buffer: BufferId(0),
+        exporter: 0,
+        len: 1,
+        token: Token::Opaque(vec![0]),
+    };
+    check(bound.sync_stream(Stream(0), Deadline::NEVER));
+    check(bound.locate(0, 1).map(drop));
+    check(bound.allocate(1).map(drop));
+    check(bound.export_ipc(region).map(drop));
+    check(bound.import_ipc(&handle, vec![]).map(drop));
+    check(bound.register(region).map(drop));
+    // SAFETY: the dummy copies nothing.
+    check(unsafe { bound.copy(region, region) });
+}
+
+#[test]
+fn every_worker_is_bound_before_start_returns() {
+    let device = Red::new(3);
+    let workers = Arc::new(Workers::start(device.clone(), 4).unwrap());
+    assert_eq!(device.owned(), 4);
+
+    // Each job waits for the others, so each is on a worker of its own.
+    let together = Arc::new(Barrier::new(4));
+    let callers: Vec<_> = (0..4)
+        .map(|_| {
+            let (workers, together) = (Arc::clone(&workers), Arc::clone(&together));
+            thread::spawn(move || {
+                workers.run(patient(), "test", move |_| {
+                    together.wait();
+                    Ok(current())
+                })
+            })
+        })
+        .collect();
+    for caller in callers {
+        assert_eq!(caller.join().unwrap().unwrap(), Some(device.uuid()));
+    }
+}
+
+#[test]
+fn a_worker_that_cannot_be_bound_is_reported() {
+    let error = Workers::start(Red::scarce(0, 2), 4).unwrap_err();
+    assert_eq!((error.kind(), error.op()), (Kind::InvalidDevice, "bind_owned_thread"));
+}
+
+/// A job that hangs, as a driver call may, until it is let go.
+struct Hanging {
+    started: mpsc::Receiver<()>,
+    release: mpsc::Sender<()>,
+}
+
+impl Hanging {
+    fn job() -> (Self, impl FnOnce(&Bound<'_, Red>) -> Result<()> + Send + 'static) {
+        let ((start, started), (release, released)) = (mpsc::channel(), mpsc::channel());
+        let job = move |_: &Bound<'_, Red>| {
+            let _ = start.send(());
+            // Ends too when the test drops its end.
+            let _ = released.recv();
+            Ok(())
+        };
+        (Hanging { started, release }, job)
+    }
+}
+
+#[test]
+fn a_job_that_does_not_return_times_out_and_the_pool_goes_on() {
+    let workers = Workers::start(Red::new(0), 1).unwrap();
+    let (hanging, job) = Hanging::job();
+    let error = workers.run(Deadline::after(Duration::from_millis(50)), "hang", job).unwrap_err();
+    assert_eq!((error.kind(), error.op()), (Kind::Timeout, "hang"));
+    hanging.started.recv().unwrap();
+    assert_eq!(workers.run(patient(), "test", |_| Ok(7)).unwrap(), 7);
+}
+
+#[test]
+fn a_job_given_up_while_queued_never_runs() {
+    let workers = Workers::start(Red::new(0), 1).unwrap();
+    let (hanging, job) = Hanging::job();
+    let ran = Arc::new(AtomicBool::new(false));
+    thread::scope(|scope| {
+        let first = scope.spawn(|| workers.run(patient(), "hang", job));
+        hanging.started.recv().unwrap();
+
+        let ran_in_job = Arc::clone(&ran);
+        let late = workers.run(Deadline::passed(), "late", move |_| {
+            ran_in_job.store(true, Ordering::SeqCst);
+            Ok(())
+        });
+        assert_eq!(late.unwrap_err().kind(), Kind::Timeout);
+
+        hanging.release.send(()).unwrap();
+        first.join().unwrap().unwrap();
+    });
+    // The queue is in order, so the late job has been taken when this one is done.
+    workers.run(patient(), "test", |_| Ok(())).unwrap();
+    assert!(!ran.load(Ordering::SeqCst));
+}
+
+#[test]
+fn a_panic_in_a_job_is_an_error_and_its_worker_survives() {
+    let workers = Workers::start(Red::new(0), 1).unwrap();
+    let on = || workers.run(patient(), "test", |_| Ok(thread::current().id())).unwrap();
+    let before = on();
+    let error = workers.run(patient(), "panic", |_| -> Result<()> { panic!("in a job") }).unwrap_err();
+    assert_eq!((error.kind(), error.op()), (Kind::Driver, "panic"));
+    assert_eq!(on(), before);
+}
+
+#[test]
+fn a_worker_runs_its_own_devices_work_right_there() {
+    let workers = Arc::new(Workers::start(Red::new(0), 1).unwrap());
+    let inner = Arc::clone(&workers);
+    let (outside, inside) = workers
+        .run(patient(), "outer", move |_| {
+            let here = thread::current().id();
+            Ok((here, inner.run(patient(), "inner", |_| Ok(thread::current().id()))?))
+        })
+        .unwrap();
+    assert_eq!(outside, inside);
+}
+
+/// Where the work ran, and the stream that was current there.
+fn where_it_runs(workers: &Workers<Red>) -> (thread::ThreadId, Stream) {
+    let work = |bound: &Bound<'_, Red>| Ok((thread::current().id(), bound.current_stream()));
+    workers.bound(patient(), "test", work).unwrap()
+}
+
+#[test]
+fn work_stays_on_a_thread_that_can_be_given_back() {
+    let workers = Workers::start(Red::new(0), 1).unwrap();
+    let found = workers.device().with_stream(Stream(7), || where_it_runs(&workers));
+    assert_eq!(found, (thread::current().id(), Stream(7)));
+    assert_eq!(current(), None);
+}
+
+#[test]
+fn work_of_a_thread_that_cannot_goes_to_a_worker_with_its_stream() {
+    let workers = Workers::start(Red::one_way(0), 1).unwrap();
+    let (thread, stream) = workers.device().with_stream(Stream(7), || where_it_runs(&workers));
+    assert_ne!(thread, thread::current().id());
+    assert_eq!(stream, Stream(7));
+    assert_eq!(current(), None);
+    // The worker does not keep the name for the next caller.
+    assert_eq!(where_it_runs(&workers), (thread, Stream(0)));
+}
+
+#[test]
+fn named_streams_nest_and_unwind() {
+    let (device, other) = (Red::new(0), Red::new(1));
+    let named = |device: &Red| device.bind_current().unwrap().current_stream();
+    device.with_stream(Stream(1), || {
+        let unwound = catch_unwind(AssertUnwindSafe(|| {
+            device.with_stream(Stream(2), || {
+                assert_eq!((named(&device), named(&other)), (Stream(2), Stream(0)));
+                panic!("under a name");
+            })
+        }));
+        assert!(unwound.is_err());
+        assert_eq!(named(&device), Stream(1));
+    });
+    assert_eq!(named(&device), Stream(0));
+}

@@ -1,0 +1,579 @@
+//! `StoreClient`: every call that a user makes.
+
+use std::{
+    fmt,
+    path::Path,
+    process,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use hal::{Bound, Deadline, Device, Place, Workers};
+
+use crate::{
+    arrow::{Item, Ready, Slot},
+    engine::{Description, Engine, PoolBuffer, View, in_process::InProcessEngine, node::NodeEngine},
+    error::{Error, Result},
+    payload::{Payload, Span, Target, check_key},
+    retry,
+    store::{META_MAX, Mode, Put, Stat, Store},
+};
+
+/// How a client is opened.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Keys of one namespace are invisible to every other one.
+    pub namespace: String,
+    /// The longest that a call takes, unless [`StoreClient::with_deadline`] says otherwise.
+    pub deadline: Duration,
+    /// Threads bound to the client's device, for driver calls that may hang.
+    pub workers: usize,
+}
+
+impl Default for Options {
+    /// The namespace `""`, a deadline of 30 seconds, 4 workers.
+    fn default() -> Self {
+        Options { namespace: String::new(), deadline: Duration::from_secs(30), workers: 4 }
+    }
+}
+
+/// How far a call has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes done.
+    pub done: u64,
+    /// Bytes in all.
+    pub total: u64,
+}
+
+type OnProgress = Arc<dyn Fn(Progress) + Send + Sync>;
+
+/// A client of a store, working on device `D`.
+///
+/// Cloning is cheap; clones share the connection. All calls may be made from any thread at the same time. Each works on the
+/// device that was captured when the client was opened, whatever is current on the calling thread, and leaves that
+/// thread as it was.
+///
+/// Batch calls answer one verdict per slot, in input order. One bad slot never fails the others; only when the device
+/// check or the synchronisation fails, nothing at all is sent, and every slot says [`Error::NotSent`].
+///
+/// ```
+/// use haulier::{Options, Put, StoreClient, store};
+///
+/// # fn main() -> haulier::Result<()> {
+/// let store = store::Store::open(store::Config::new(64 << 20), |_, _| {})?;
+/// let client = StoreClient::in_process(haulier::devices::open("cpu")?.remove(0), store, Options::default())?;
+///
+/// assert_eq!(client.put("weights", b"0123")?, Put::Stored);
+/// assert_eq!(client.put("weights", b"4567")?, Put::AlreadyExists); // the value is kept
+/// assert_eq!(&client.view("weights")?[..], b"0123");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct StoreClient<D: Device> {
+    inner: Arc<Inner<D>>,
+    deadline: Duration,
+    progress: Option<OnProgress>,
+}
+
+struct Inner<D: Device> {
+    engine: Box<dyn Engine<D>>,
+    workers: Workers<D>,
+    opened_in: u32,
+    closed: AtomicBool,
+}
+
+impl<D: Device> StoreClient<D> {
+    /// Opens a client of the node daemon at `socket` for `device`.
+    ///
+    /// *Errors*: [`Error::Unreachable`] where no daemon answers, [`Error::Device`] where a worker cannot be bound.
+    pub fn connect(device: D, socket: impl AsRef<Path>, options: Options) -> Result<Self> {
+        let uuid = device.identity().uuid;
+        let deadline = Deadline::after(options.deadline);
+        let engine = NodeEngine::connect(socket.as_ref(), &options.namespace, uuid, deadline)?;
+        Self::over(device, Box::new(engine), options)
+    }
+
+    /// Opens a client of a store inside this process.
+    ///
+    /// *Errors*: [`Error::Device`] where a worker cannot be bound.
+    pub fn in_process(device: D, store: Store, options: Options) -> Result<Self> {
+        let engine = InProcessEngine::new(store, &options.namespace)?;
+        Self::over(device, Box::new(engine), options)
+    }
+
+    /// Opens a client over an engine of your own.
+    ///
+    /// *Errors*: [`Error::Device`] where a worker cannot be bound.
+    pub fn over(device: D, engine: Box<dyn Engine<D>>, options: Options) -> Result<Self> {
+        let workers = Workers::start(device, options.workers)?;
+        let inner = Inner { engine, workers, opened_in: process::id(), closed: AtomicBool::new(false) };
+        Ok(StoreClient { inner: Arc::new(inner), deadline: options.deadline, progress: None })
+    }
+
+    /// The device that the client works on.
+    pub fn device(&self) -> &D {
+        self.inner.workers.device()
+    }
+
+    /// The same client with another limit for each call.
+    pub fn with_deadline(&self, deadline: Duration) -> Self {
+        StoreClient { deadline, ..self.clone() }
+    }
+
+    /// The same client, telling `report` how far each put and get has come. It is called on the thread that copies.
+    pub fn with_progress(&self, report: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        StoreClient { progress: Some(Arc::new(report)), ..self.clone() }
+    }
+
+    /// Stores a value that is not there yet; one that is there is kept.
+    ///
+    /// Returns when the value is visible to every client. *Errors*: as [`batch_put`](Self::batch_put).
+    pub fn put<'a>(&self, key: &str, payload: impl Into<Payload<'a, D>>) -> Result<Put> {
+        only(self.store(vec![(key, &[], payload.into().span)], Mode::Put))
+    }
+
+    /// Stores a value, atomically replacing one that is there: a reader sees the old bytes or the new ones.
+    pub fn upsert<'a>(&self, key: &str, payload: impl Into<Payload<'a, D>>) -> Result<Put> {
+        only(self.store(vec![(key, &[], payload.into().span)], Mode::Upsert))
+    }
+
+    /// [`put`](Self::put) for many values.
+    ///
+    /// *Errors*, per slot: [`Error::InvalidKey`], [`Error::Full`], [`Error::TooLarge`], [`Error::Timeout`]; and for all
+    /// slots together [`Error::NotSent`].
+    pub fn batch_put(&self, items: Vec<(&str, Payload<'_, D>)>) -> Vec<Result<Put>> {
+        self.store(items.into_iter().map(|(key, payload)| (key, &[][..], payload.span)).collect(), Mode::Put)
+    }
+
+    /// [`upsert`](Self::upsert) for many values. Each replaces atomically; the batch as a whole does not.
+    pub fn batch_upsert(&self, items: Vec<(&str, Payload<'_, D>)>) -> Vec<Result<Put>> {
+        self.store(items.into_iter().map(|(key, payload)| (key, &[][..], payload.span)).collect(), Mode::Upsert)
+    }
+
+    /// Fills `target` with the value and answers its length; the rest of `target` stays as it was.
+    ///
+    /// Work queued on the calling thread's current stream that still uses `target` is waited for, and work queued after
+    /// the call sees the new bytes. *Errors*: [`Error::NotFound`]; [`Error::TooSmall`], which leaves `target` as it was.
+    pub fn get_into<'a>(&self, key: &str, target: impl Into<Target<'a, D>>) -> Result<u64> {
+        only(self.batch_get_into(vec![(key, target.into())]))
+    }
+
+    /// [`get_into`](Self::get_into) for many values. A repeated key fills each of its targets.
+    ///
+    /// *Errors*, per slot: as `get_into`, and [`Error::Overlap`] for a raw target that shares bytes with an earlier one.
+    pub fn batch_get_into(&self, items: Vec<(&str, Target<'_, D>)>) -> Vec<Result<u64>> {
+        self.fill(items.into_iter().map(|(key, target)| (key, target.span)).collect())
+            .into_iter()
+            .map(|slot| slot.map(|found| found.len))
+            .collect()
+    }
+
+    /// The value's bytes, owned.
+    pub fn get(&self, key: &str) -> Result<Vec<u8>> {
+        self.view(key).map(|view| view.to_vec())
+    }
+
+    /// [`get`](Self::get) for many values.
+    pub fn batch_get(&self, keys: &[&str]) -> Vec<Result<Vec<u8>>> {
+        self.batch_view(keys).into_iter().map(|slot| slot.map(|view| view.to_vec())).collect()
+    }
+
+    /// A read-only look at the value, without a copy.
+    pub fn view(&self, key: &str) -> Result<View> {
+        only(self.batch_view(&[key]))
+    }
+
+    /// [`view`](Self::view) for many values.
+    pub fn batch_view(&self, keys: &[&str]) -> Vec<Result<View>> {
+        self.for_keys(keys, |engine, keys, deadline| engine.view(keys, deadline))
+    }
+
+    /// Writable memory inside the store: fill it, then [`put_allocated`](Self::put_allocated), and nothing is copied.
+    ///
+    /// *Errors*: [`Error::Full`], [`Error::TooLarge`].
+    pub fn alloc(&self, len: u64) -> Result<PoolBuffer> {
+        self.open()?;
+        let deadline = Deadline::after(self.deadline);
+        only(retry::per_slot(1, deadline, |_| vec![self.inner.engine.alloc(len, deadline)]))
+    }
+
+    /// [`put`](Self::put) of memory inside the store. The buffer is spent, whatever the verdict.
+    pub fn put_allocated(&self, key: &str, buffer: PoolBuffer) -> Result<Put> {
+        self.store_allocated(key, &[], buffer, Mode::Put)
+    }
+
+    /// [`upsert`](Self::upsert) of memory inside the store. The buffer is spent, whatever the verdict.
+    pub fn upsert_allocated(&self, key: &str, buffer: PoolBuffer) -> Result<Put> {
+        self.store_allocated(key, &[], buffer, Mode::Upsert)
+    }
+
+    /// Whether a value is stored. No side effect: it neither renews nor blocks anything.
+    pub fn exists(&self, key: &str) -> Result<bool> {
+        only(self.batch_exists(&[key]))
+    }
+
+    /// [`exists`](Self::exists) for many keys.
+    pub fn batch_exists(&self, keys: &[&str]) -> Vec<Result<bool>> {
+        self.describe(keys)
+            .into_iter()
+            .map(|slot| match slot {
+                Ok(_) => Ok(true),
+                Err(Error::NotFound) => Ok(false),
+                Err(e) => Err(e),
+            })
+            .collect()
+    }
+
+    /// The value's length in bytes. No side effect.
+    pub fn size(&self, key: &str) -> Result<u64> {
+        only(self.batch_size(&[key]))
+    }
+
+    /// [`size`](Self::size) for many keys.
+    pub fn batch_size(&self, keys: &[&str]) -> Vec<Result<u64>> {
+        self.describe(keys).into_iter().map(|slot| slot.map(|found| found.len)).collect()
+    }
+
+    /// Removes a value; whether it was there. Removing what is not there is no error. Readers keep the bytes they hold.
+    pub fn remove(&self, key: &str) -> Result<bool> {
+        only(self.batch_remove(&[key]))
+    }
+
+    /// [`remove`](Self::remove) for many keys.
+    pub fn batch_remove(&self, keys: &[&str]) -> Vec<Result<bool>> {
+        self.for_keys(keys, |engine, keys, deadline| engine.remove(keys, deadline))
+    }
+
+    /// Removes every value whose key begins with `prefix`; how many went.
+    ///
+    /// *Errors*: [`Error::InvalidArgument`] for an empty prefix: that is [`clear`](Self::clear).
+    pub fn remove_by_prefix(&self, prefix: &str) -> Result<u64> {
+        if prefix.is_empty() {
+            return Err(Error::InvalidArgument { what: "an empty prefix means everything: use clear".into() });
+        }
+        self.open()?;
+        self.inner.engine.remove_by_prefix(prefix, Deadline::after(self.deadline))
+    }
+
+    /// Removes every value of the namespace, pinned ones too; how many went.
+    pub fn clear(&self) -> Result<u64> {
+        self.open()?;
+        self.inner.engine.remove_by_prefix("", Deadline::after(self.deadline))
+    }
+
+    /// Exempts a value from eviction; whether it was there.
+    pub fn pin(&self, key: &str) -> Result<bool> {
+        only(self.for_keys(&[key], |engine, keys, deadline| engine.set_pinned(keys, true, deadline)))
+    }
+
+    /// Ends [`pin`](Self::pin); whether the value was there.
+    pub fn unpin(&self, key: &str) -> Result<bool> {
+        only(self.for_keys(&[key], |engine, keys, deadline| engine.set_pinned(keys, false, deadline)))
+    }
+
+    /// Every key that begins with `prefix`, with its value's length, in key order. Values that come or go meanwhile may
+    /// be missed or listed.
+    pub fn list(&self, prefix: &str) -> Result<Vec<(String, u64)>> {
+        self.open()?;
+        let deadline = Deadline::after(self.deadline);
+        let mut listed: Vec<(String, u64)> = Vec::new();
+        loop {
+            let after = listed.last().map(|(key, _)| key.as_str());
+            let (page, more) = self.inner.engine.list(prefix, after, 1000, deadline)?;
+            let progressed = !page.is_empty();
+            listed.extend(page);
+            if !more || !progressed {
+                return Ok(listed);
+            }
+        }
+    }
+
+    /// Registers a region for DMA until the guard is dropped, which must happen before the memory is freed. Calls on
+    /// registered memory need no registration of their own; calls on other memory work too.
+    ///
+    /// *Errors*: [`Error::NotSent`] with the device's answer.
+    pub fn register_buffer<'a>(&self, region: impl Into<Payload<'a, D>>) -> Result<D::Registration> {
+        self.open()?;
+        let span = region.into().span;
+        self.inner
+            .workers
+            .bound(Deadline::after(self.deadline), "register", move |bound| {
+                let located = bound.locate(span.addr, span.len)?;
+                bound.register(located.region)
+            })
+            .map_err(Error::from)
+    }
+
+    /// How the store is doing.
+    pub fn stat(&self) -> Result<Stat> {
+        self.open()?;
+        self.inner.engine.stat(Deadline::after(self.deadline))
+    }
+
+    /// The store's counters in Prometheus text form.
+    pub fn metrics(&self) -> Result<String> {
+        self.open()?;
+        self.inner.engine.metrics(Deadline::after(self.deadline))
+    }
+
+    /// Ends this client and its clones: later calls answer [`Error::Closed`]. Views and buffers that are still alive keep
+    /// what they refer to. Returns at once, also while a driver call hangs.
+    pub fn close(&self) {
+        if !self.inner.closed.swap(true, Ordering::AcqRel) {
+            self.inner.engine.close();
+        }
+    }
+
+    /// Stores payloads with what belongs beside them.
+    pub(crate) fn store(&self, items: Vec<(&str, &[u8], Span<D>)>, mode: Mode) -> Vec<Result<Put>> {
+        let items = items.into_iter().map(|(key, meta, span)| {
+            check_key(key)?;
+            check_meta(meta)?;
+            Ok(Item { key: key.to_owned(), meta: meta.to_vec(), span })
+        });
+        self.send("put", items.collect(), move |engine, bound, ready, deadline, progress| {
+            engine.put(bound, ready, mode, deadline, progress)
+        })
+    }
+
+    /// Fills spans with values.
+    pub(crate) fn fill(&self, items: Vec<(&str, Span<D>)>) -> Vec<Result<Description>> {
+        let mut taken: Vec<(usize, usize)> = Vec::new();
+        let items = items.into_iter().map(|(key, span)| {
+            check_key(key)?;
+            let (start, end) = (span.addr, span.addr.saturating_add(span.len));
+            let at = taken.partition_point(|&(other, _)| other < start);
+            let before = at.checked_sub(1).and_then(|i| taken.get(i)).is_some_and(|&(_, e)| e > start);
+            let behind = taken.get(at).is_some_and(|&(s, _)| s < end);
+            if start < end {
+                if before || behind {
+                    return Err(Error::Overlap);
+                }
+                taken.insert(at, (start, end));
+            }
+            Ok(Item { key: key.to_owned(), meta: Vec::new(), span })
+        });
+        self.send("get_into", items.collect(), |engine, bound, ready, deadline, progress| {
+            engine.get_into(bound, ready, deadline, progress)
+        })
+    }
+
+    /// Commits memory inside the store.
+    pub(crate) fn store_allocated(
+        &self,
+        key: &str,
+        meta: &[u8],
+        buffer: PoolBuffer,
+        mode: Mode,
+    ) -> Result<Put> {
+        self.open()?;
+        check_key(key)?;
+        check_meta(meta)?;
+        self.inner.engine.put_allocated(key, meta, buffer, mode, Deadline::after(self.deadline))
+    }
+
+    /// Lengths and what is stored beside the bytes.
+    pub(crate) fn describe(&self, keys: &[&str]) -> Vec<Result<Description>> {
+        self.for_keys(keys, |engine, keys, deadline| engine.describe(keys, deadline))
+    }
+
+    /// Takes the good slots of a batch along the arrow, and puts the verdicts together again.
+    fn send<R: Send + 'static>(
+        &self,
+        op: &'static str,
+        items: Vec<Result<Item<D>>>,
+        call: impl Fn(
+            &dyn Engine<D>,
+            &Bound<'_, D>,
+            &Ready<D>,
+            Deadline,
+            &(dyn Fn(u64) + Sync),
+        ) -> Vec<Result<R>>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Vec<Result<R>> {
+        if let Err(e) = self.open() {
+            return items.iter().map(|_| Err(e.clone())).collect();
+        }
+        let mut good = Vec::with_capacity(items.len());
+        let mut verdicts: Vec<Option<Result<R>>> = Vec::with_capacity(items.len());
+        for item in items {
+            verdicts.push(match item {
+                Ok(item) => {
+                    good.push(item);
+                    None
+                }
+                Err(e) => Some(Err(e)),
+            });
+        }
+        if !good.is_empty() {
+            let count = good.len();
+            let sent = self.along_the_arrow(op, good, call).unwrap_or_else(|cause| {
+                let not_sent = Error::NotSent { cause: Box::new(cause) };
+                (0..count).map(|_| Err(not_sent.clone())).collect()
+            });
+            let open = verdicts.iter_mut().filter(|verdict| verdict.is_none());
+            for (verdict, answer) in open.zip(sent) {
+                *verdict = Some(answer);
+            }
+        }
+        verdicts.into_iter().map(|verdict| verdict.unwrap_or_else(unanswered)).collect()
+    }
+
+    /// Steps 1 to 5. An error means that nothing was sent.
+    fn along_the_arrow<R: Send + 'static>(
+        &self,
+        op: &'static str,
+        items: Vec<Item<D>>,
+        call: impl Fn(
+            &dyn Engine<D>,
+            &Bound<'_, D>,
+            &Ready<D>,
+            Deadline,
+            &(dyn Fn(u64) + Sync),
+        ) -> Vec<Result<R>>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Result<Vec<Result<R>>> {
+        let deadline = Deadline::after(self.deadline);
+        let inner = Arc::clone(&self.inner);
+        let report = self.reporter(&items);
+        self.inner.workers.bound(deadline, op, move |bound| {
+            let ready = match Ready::make(bound, items, inner.engine.imports(), &inner.workers, deadline) {
+                Ok(ready) => ready,
+                Err(cause) => return Ok(Err(cause)),
+            };
+            let slots = ready.slots().len();
+            let needs_driver = ready.needs_driver();
+            let send = {
+                let inner = Arc::clone(&inner);
+                move |bound: &Bound<'_, D>| {
+                    retry::per_slot(slots, deadline, |indices| {
+                        if indices.len() == slots {
+                            return call(&*inner.engine, bound, &ready, deadline, &report);
+                        }
+                        match ready.select(indices) {
+                            Ok(some) => call(&*inner.engine, bound, &some, deadline, &report),
+                            Err(e) => indices.iter().map(|_| Err(e.clone())).collect(),
+                        }
+                    })
+                }
+            };
+            if !needs_driver {
+                return Ok(Ok(send(bound)));
+            }
+            // Driver calls may hang, so they run where they can be left behind.
+            let sent = inner.workers.run(deadline, op, move |bound| Ok(send(bound)));
+            Ok(Ok(sent.unwrap_or_else(|e| (0..slots).map(|_| Err(Error::from(e.clone()))).collect())))
+        })?
+    }
+
+    /// Steps 1 to 4 for memory that the host itself reads or writes, then `work` on it.
+    ///
+    /// *Errors*: [`Error::NonContiguous`] where the memory is not the host's, [`Error::NotSent`] as for any batch.
+    pub(crate) fn on_host<R: Send + 'static>(
+        &self,
+        op: &'static str,
+        span: Span<D>,
+        work: impl FnOnce(&Slot<D>) -> R + Send + 'static,
+    ) -> Result<R> {
+        self.open()?;
+        let deadline = Deadline::after(self.deadline);
+        let inner = Arc::clone(&self.inner);
+        let item = Item { key: String::new(), meta: Vec::new(), span };
+        let sent = self.inner.workers.bound(deadline, op, move |bound| {
+            Ok(Ready::make(bound, vec![item], false, &inner.workers, deadline).map(|ready| {
+                ready.slots().first().filter(|slot| slot.region().place == Place::Host).map(work)
+            }))
+        });
+        match sent.map_err(Error::from).flatten() {
+            Ok(Some(result)) => Ok(result),
+            Ok(None) => Err(Error::NonContiguous),
+            Err(cause) => Err(Error::NotSent { cause: Box::new(cause) }),
+        }
+    }
+
+    /// Calls of the engine that carry keys only.
+    fn for_keys<R>(
+        &self,
+        keys: &[&str],
+        call: impl Fn(&dyn Engine<D>, &[&str], Deadline) -> Vec<Result<R>>,
+    ) -> Vec<Result<R>> {
+        let checked = self.open().map(|()| keys.iter().map(|key| check_key(key)).collect::<Vec<_>>());
+        let checked = match checked {
+            Ok(checked) => checked,
+            Err(e) => return keys.iter().map(|_| Err(e.clone())).collect(),
+        };
+        let good: Vec<&str> =
+            keys.iter().zip(&checked).filter(|(_, check)| check.is_ok()).map(|(key, _)| *key).collect();
+        let deadline = Deadline::after(self.deadline);
+        let mut answers = retry::per_slot(good.len(), deadline, |indices| {
+            let some: Vec<&str> = indices.iter().map(|&i| good[i]).collect();
+            call(&*self.inner.engine, &some, deadline)
+        })
+        .into_iter();
+        checked
+            .into_iter()
+            .map(|check| check.and_then(|()| answers.next().unwrap_or_else(unanswered)))
+            .collect()
+    }
+
+    /// Refuses what a closed client, or one from before a fork, cannot do.
+    fn open(&self) -> Result<()> {
+        if self.inner.closed.load(Ordering::Acquire) {
+            return Err(Error::Closed);
+        }
+        if self.inner.opened_in != process::id() {
+            return Err(Error::ForkedProcess { opened_in: self.inner.opened_in });
+        }
+        Ok(())
+    }
+
+    /// What the engine calls with each further number of bytes that is done.
+    fn reporter(&self, items: &[Item<D>]) -> impl Fn(u64) + Send + Sync + 'static {
+        let report = self.progress.clone();
+        let total = items.iter().map(|item| item.span.len as u64).sum();
+        let done = AtomicU64::new(0);
+        move |more| {
+            if let Some(report) = &report {
+                let done = done.fetch_add(more, Ordering::Relaxed) + more;
+                report(Progress { done, total });
+            }
+        }
+    }
+}
+
+impl<D: Device> fmt::Debug for StoreClient<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreClient")
+            .field("device", self.device())
+            .field("engine", &self.inner.engine)
+            .field("deadline", &self.deadline)
+            .finish_non_exhaustive()
+    }
+}
+
+fn check_meta(meta: &[u8]) -> Result<()> {
+    if meta.len() > META_MAX {
+        let what = format!("the description has {} bytes, the limit is {META_MAX}", meta.len());
+        return Err(Error::InvalidArgument { what });
+    }
+    Ok(())
+}
+
+/// The verdict of a batch of one.
+pub(crate) fn only<R>(verdicts: impl IntoIterator<Item = Result<R>>) -> Result<R> {
+    verdicts.into_iter().next().unwrap_or_else(unanswered)
+}
+
+/// What an engine that breaks its contract gets its caller, instead of a panic.
+fn unanswered<R>() -> Result<R> {
+    Err(Error::Protocol { reason: "the engine left a slot without a verdict".into() })
+}

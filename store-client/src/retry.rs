@@ -1,0 +1,78 @@
+//! Trying the slots again that may succeed later, and only those.
+
+use std::{thread, time::Duration};
+
+use backon::{BackoffBuilder, ExponentialBuilder};
+use hal::Deadline;
+
+use crate::error::{Error, Result};
+
+/// Whether the same call may succeed a moment later without anybody doing anything else.
+pub(crate) fn is_retryable(e: &Error) -> bool {
+    matches!(e, Error::ResourceExhausted { .. })
+}
+
+/// Runs `attempt` on the slots that are still to be done, given by index, until none is retryable or `deadline` leaves no
+/// room for another pause. `attempt` answers one verdict for each index.
+pub(crate) fn per_slot<R>(
+    slots: usize,
+    deadline: Deadline,
+    mut attempt: impl FnMut(&[usize]) -> Vec<Result<R>>,
+) -> Vec<Result<R>> {
+    let all: Vec<usize> = (0..slots).collect();
+    let mut verdicts = attempt(&all);
+    let pauses = ExponentialBuilder::default()
+        .with_min_delay(Duration::from_millis(1))
+        .with_max_delay(Duration::from_millis(100))
+        .without_max_times()
+        .with_jitter()
+        .build();
+    for pause in pauses {
+        let again: Vec<usize> = (0..verdicts.len())
+            .filter(|&i| matches!(&verdicts[i], Err(e) if is_retryable(e)))
+            .collect();
+        if again.is_empty() || deadline.left().is_some_and(|left| left <= pause) {
+            break;
+        }
+        thread::sleep(pause);
+        for (i, verdict) in again.iter().zip(attempt(&again)) {
+            verdicts[*i] = verdict;
+        }
+    }
+    verdicts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn busy() -> Error {
+        Error::ResourceExhausted { what: "test".into() }
+    }
+
+    #[test]
+    fn only_retryable_slots_are_tried_again() {
+        let mut calls = Vec::new();
+        let verdicts = per_slot(3, Deadline::after(Duration::from_secs(5)), |slots| {
+            calls.push(slots.to_vec());
+            let first = calls.len() == 1;
+            slots
+                .iter()
+                .map(|&i| match i {
+                    0 => Ok(i),
+                    1 if first => Err(busy()),
+                    1 => Ok(i),
+                    _ => Err(Error::NotFound),
+                })
+                .collect()
+        });
+        assert_eq!(calls, [vec![0, 1, 2], vec![1]]);
+        assert!(matches!(verdicts[..], [Ok(0), Ok(1), Err(Error::NotFound)]));
+    }
+
+    #[test]
+    fn the_deadline_ends_the_retries_with_the_last_verdict() {
+        let verdicts = per_slot(1, Deadline::after(Duration::from_millis(20)), |_| vec![Err::<(), _>(busy())]);
+        assert!(matches!(verdicts[..], [Err(Error::ResourceExhausted { .. })]));
+    }
+}

@@ -1,0 +1,126 @@
+//! The keys of one namespace, in the order of their last use.
+
+use std::{cmp::Ordering, sync::Arc};
+
+use lru::LruCache;
+
+use super::{Entry, object::Object};
+
+/// The keys of one namespace.
+#[derive(Debug)]
+pub(super) struct Index {
+    map: LruCache<Box<str>, Arc<Object>>,
+    bytes: u64,
+    pinned: usize,
+}
+
+impl Index {
+    pub(super) fn new() -> Self {
+        Self { map: LruCache::unbounded(), bytes: 0, pinned: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Bytes of all values.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The object, without counting this as a use.
+    pub(super) fn peek(&self, key: &str) -> Option<&Arc<Object>> {
+        self.map.peek(key)
+    }
+
+    /// The object, used at `now`.
+    pub(super) fn get(&mut self, key: &str, now: u64) -> Option<&Arc<Object>> {
+        let object = self.map.get(key)?;
+        object.touch(now);
+        Some(object)
+    }
+
+    /// Stores `object`, used at `now`; returns what was there.
+    pub(super) fn put(&mut self, key: &str, object: Arc<Object>, now: u64) -> Option<Arc<Object>> {
+        object.touch(now);
+        self.bytes += object.len();
+        self.pinned += usize::from(object.is_pinned());
+        let old = self.map.put(key.into(), object);
+        self.gone(old)
+    }
+
+    pub(super) fn remove(&mut self, key: &str) -> Option<Arc<Object>> {
+        let old = self.map.pop(key);
+        self.gone(old)
+    }
+
+    /// Removes each key with this prefix.
+    pub(super) fn remove_prefix(&mut self, prefix: &str) -> Vec<Arc<Object>> {
+        let keys: Vec<_> =
+            self.map.iter().map(|(key, _)| key).filter(|key| key.starts_with(prefix)).cloned().collect();
+        keys.iter().filter_map(|key| self.remove(key)).collect()
+    }
+
+    /// Pins or unpins; returns whether the key is there.
+    pub(super) fn set_pinned(&mut self, key: &str, pinned: bool) -> bool {
+        let Some(object) = self.map.peek(key) else { return false };
+        self.pinned -= usize::from(object.set_pinned(pinned));
+        self.pinned += usize::from(pinned);
+        true
+    }
+
+    /// Up to `limit` keys with this prefix that come after `after`, in order.
+    pub(super) fn list(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<Entry> {
+        let after = |key: &str| after.is_none_or(|after| key > after);
+        let order = |a: &(&str, u64), b: &(&str, u64)| -> Ordering { a.0.cmp(b.0) };
+        let keys = self.map.iter().map(|(key, object)| (&**key, object.len()));
+        let mut keys: Vec<_> = keys.filter(|(key, _)| key.starts_with(prefix) && after(key)).collect();
+        if limit < keys.len() {
+            keys.select_nth_unstable_by(limit, order);
+            keys.truncate(limit);
+        }
+        keys.sort_unstable_by(order);
+        keys.into_iter().map(|(key, len)| Entry { key: key.into(), len }).collect()
+    }
+
+    /// When the value that would be evicted next was last used.
+    ///
+    /// A pinned value is never evicted, and neither is one that somebody holds, because that would free nothing.
+    /// Such values move to the young end when they are met, so that they are not met again by each eviction.
+    pub(super) fn oldest(&mut self) -> Option<u64> {
+        for _ in 0..self.map.len() {
+            if self.pinned == self.map.len() {
+                break;
+            }
+            let (_, object) = self.map.peek_lru()?;
+            // New holds need the lock that guards this index, so the count can only fall meanwhile.
+            if !object.is_pinned() && Arc::strong_count(object) == 1 {
+                return Some(object.touched());
+            }
+            let (key, object) = self.map.pop_lru()?;
+            self.map.put(key, object);
+        }
+        None
+    }
+
+    /// Removes the oldest values until they add up to `want` bytes of the budget; adds them to `victims`, which the
+    /// caller drops after the lock, and returns their sum. Values that free nothing are spared.
+    pub(super) fn evict(&mut self, want: u64, victims: &mut Vec<Arc<Object>>) -> u64 {
+        let mut freed = 0;
+        while freed < want && self.oldest().is_some() {
+            let popped = self.map.pop_lru().map(|(_, object)| object);
+            let Some(object) = self.gone(popped) else { break };
+            freed += object.footprint();
+            victims.push(object);
+        }
+        freed
+    }
+
+    fn gone(&mut self, object: Option<Arc<Object>>) -> Option<Arc<Object>> {
+        if let Some(object) = &object {
+            self.bytes -= object.len();
+            self.pinned -= usize::from(object.is_pinned());
+        }
+        object
+    }
+}

@@ -1,0 +1,292 @@
+//! The store core: the bytes and the index. The node daemon uses it with one [`Writer`] for each client, the
+//! in-process engine with one in all. There are no sockets and no devices here.
+//!
+//! # How it hangs together
+//!
+//! The store has a budget of memory, the **pool**. It is counted in **frames** of 256 KiB to 2 MiB, and all of it is
+//! reserved and touched when the store opens, so that a machine with too little memory says so at once.
+//!
+//! An **arena** is a memory file with far more addresses than memory: a frame of it either has memory (it is *warm*)
+//! or is a hole. One writer at a time owns an arena and gets its writable descriptor; everybody else gets a
+//! descriptor that can only ever be mapped for reading. That is why a client can write nothing but its own arenas.
+//! Because addresses are plenty, a value is always one contiguous piece, whatever its size. When a writer needs
+//! memory and the budget is used up, frames that nothing lives in are punched out of other arenas and as many are
+//! populated in its own: memory wanders between arenas, and the warm frames of all arenas never exceed the budget.
+//! When a writer ends, its arenas wait, still warm, for the next one.
+//!
+//! Inside an arena an **extent** is what one value lies in: a slot of a *slab* for up to 4 KiB, else a block of the
+//! arena's allocator. A **[`Grant`]** owns an extent while it is written; dropping it gives the memory back.
+//! [`Space::commit`] turns it into an **[`Object`]** under a key, in one step, so that nothing half-written is ever
+//! seen. The index and every reader share the object, and the extent is free when the last of them lets go:
+//! removing, replacing or evicting a key takes it out of the index and disturbs no reader.
+//!
+//! A **[`Space`]** is a namespace: keys in the order of their last use. With a quota it has that much of the pool to
+//! itself; the namespaces without one share what is left and evict each other's oldest values.
+//!
+//! # Sizes
+//!
+//! What counts against the pool and a quota is what a value takes up: rounded up by at most a quarter within a
+//! slab and an eighth beyond (at least to 64 bytes), and to whole frames from eight frames on.
+//!
+//! # Locks
+//!
+//! Where two are held they are taken in this order: a writer's list of arenas, the unowned budget (`Pool::spare`),
+//! the pool's list of arenas, the inside of one arena. The list of namespaces and the index of a namespace are each
+//! held alone: objects that leave an index are dropped after its lock. Memory is populated without any lock, and
+//! punched out under that of the budget alone, which only those wait for who need memory from elsewhere too; frames
+//! in such work are marked busy, and who needs one waits for it to settle.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use self::{account::Account, pool::Pool, space::Namespace};
+use crate::error::{Error, Result};
+
+mod account;
+mod arena;
+mod frames;
+mod geometry;
+mod index;
+mod memory;
+mod object;
+mod pool;
+mod slab;
+mod space;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+pub use self::{
+    arena::{Arena, ArenaId},
+    object::{Grant, Object},
+    space::{Entry, Mode, Put, Space, SpaceStat, check_key},
+    writer::Writer,
+};
+
+/// The longest key, in bytes.
+pub const KEY_MAX: usize = 1024;
+/// The most bytes that can be stored beside a value.
+pub const META_MAX: usize = 512;
+/// The longest name of a namespace, in bytes.
+pub const SPACE_MAX: usize = 255;
+
+/// Which pages the pool is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Pages {
+    /// The system's normal pages.
+    #[default]
+    Normal,
+    /// Huge pages of 2 MiB where the system has enough of them, else normal ones, with a warning.
+    HugePreferred,
+    /// Huge pages of 2 MiB, or the store does not open.
+    HugeRequired,
+}
+
+/// How to open a store.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Bytes for all values; rounded up to whole frames.
+    pub pool: u64,
+    /// Whether the oldest values make room for new ones. Else a store without room answers [`Error::Full`].
+    pub evict: bool,
+    /// Namespaces that have this many bytes of the pool to themselves, and no more.
+    pub quotas: Vec<(String, u64)>,
+    /// Which pages to use.
+    pub pages: Pages,
+}
+
+impl Config {
+    /// A pool of this size, with eviction, without quotas, on normal pages.
+    pub fn new(pool: u64) -> Self {
+        Self { pool, evict: true, quotas: Vec::new(), pages: Pages::Normal }
+    }
+}
+
+/// Figures of a store. They are taken one after the other, so they may disagree a little while others write.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stat {
+    /// Bytes of the pool.
+    pub pool: u64,
+    /// Bytes that values take up, those that were removed and are still held included.
+    pub used: u64,
+    /// Bytes that grants take up.
+    pub granted: u64,
+    /// Bytes that nothing takes up.
+    pub free: u64,
+    /// A value of this size is sure to fit without evicting another. Counts whole frames: smaller values may fit
+    /// when this is 0.
+    pub largest: u64,
+    /// Bytes of memory that the arenas have; never more than `pool`.
+    pub populated: u64,
+    /// Keys.
+    pub objects: u64,
+    /// Values evicted since the store was opened.
+    pub evictions: u64,
+    /// Arenas.
+    pub arenas: u64,
+    /// Namespaces.
+    pub spaces: u64,
+    /// Bytes of a frame.
+    pub frame: u64,
+    /// Bytes of a page, as it really is.
+    pub page: u64,
+}
+
+/// The store. Cheap to clone; the memory goes when the last clone, writer, namespace and object are gone.
+#[derive(Debug, Clone)]
+pub struct Store {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    pool: Pool,
+    evict: bool,
+    /// The account of all namespaces without a quota.
+    common: Arc<Account>,
+    spaces: Mutex<BTreeMap<Box<str>, Arc<Namespace>>>,
+    /// Counts uses, so that the age of values in different namespaces can be compared.
+    clock: AtomicU64,
+    evictions: AtomicU64,
+}
+
+impl Store {
+    /// Reserves the pool, or fails at once where the memory cannot be had. `progress` is told how many bytes of how
+    /// many are reserved.
+    pub fn open(config: Config, progress: impl FnMut(u64, u64)) -> Result<Self> {
+        let mut quotas = BTreeMap::new();
+        let mut left = config.pool;
+        for (name, quota) in &config.quotas {
+            let refuse =
+                |what: &str| Error::InvalidArgument { what: format!("the quota of `{name}` {what}") };
+            check_space(name)?;
+            left = left.checked_sub(*quota).ok_or_else(|| refuse("exceeds what is left of the pool"))?;
+            let namespace = Namespace::new(Some(*quota), Account::new(*quota));
+            if quotas.insert(name.as_str().into(), namespace).is_some() {
+                return Err(refuse("is given twice"));
+            }
+        }
+        let pool = Pool::open(config.pool, config.pages, progress)?;
+        let common = Account::new(left + (pool.geometry().pool - config.pool));
+        let shared = Shared {
+            pool,
+            evict: config.evict,
+            common,
+            spaces: Mutex::new(quotas),
+            clock: AtomicU64::new(0),
+            evictions: AtomicU64::new(0),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// A new writer, without arenas yet.
+    pub fn writer(&self) -> Writer {
+        Writer::new(Arc::clone(&self.shared))
+    }
+
+    /// The namespace of this name, which may be empty; it is made where it is not there.
+    pub fn space(&self, name: &str) -> Result<Space> {
+        check_space(name)?;
+        let mut spaces = self.shared.spaces.lock();
+        let namespace = match spaces.get(name) {
+            Some(namespace) => Arc::clone(namespace),
+            None => {
+                let namespace = Namespace::new(None, Arc::clone(&self.shared.common));
+                spaces.insert(name.into(), Arc::clone(&namespace));
+                namespace
+            }
+        };
+        Ok(Space { namespace, shared: Arc::clone(&self.shared) })
+    }
+
+    /// The names of all namespaces, in order.
+    pub fn spaces(&self) -> Vec<String> {
+        self.shared.spaces.lock().keys().map(|name| name.to_string()).collect()
+    }
+
+    /// The arena of this name. One that holds a value is always there.
+    pub fn arena(&self, id: ArenaId) -> Option<Arc<Arena>> {
+        self.shared.pool.arena(id)
+    }
+
+    /// Figures of the store.
+    pub fn stat(&self) -> Stat {
+        let shared = &self.shared;
+        let geometry = shared.pool.geometry();
+        let spaces = shared.namespaces(|_| true);
+        let mut accounts = vec![&shared.common];
+        accounts.extend(spaces.iter().filter(|space| space.quota.is_some()).map(|space| &space.account));
+        let granted: u64 = accounts.iter().map(|account| account.granted()).sum();
+        let charged: u64 = accounts.iter().map(|account| account.charged()).sum();
+        let (arenas, warm, spare) = shared.pool.counts();
+        let free = geometry.pool.saturating_sub(charged);
+        Stat {
+            pool: geometry.pool,
+            used: charged.saturating_sub(granted),
+            granted,
+            free,
+            largest: free.min(spare * geometry.frame),
+            populated: warm * geometry.frame,
+            objects: spaces.iter().map(|space| space.index.lock().len() as u64).sum(),
+            evictions: shared.evictions.load(Ordering::Relaxed),
+            arenas,
+            spaces: spaces.len() as u64,
+            frame: geometry.frame,
+            page: shared.pool.page(),
+        }
+    }
+}
+
+impl Shared {
+    /// Evicts what adds up to `bytes`, or as near as it gets; returns whether anything was evicted. The oldest values
+    /// of `namespace` go first, then, with `others`, the oldest of the namespaces without a quota.
+    fn evict(&self, namespace: &Namespace, bytes: u64, others: bool) -> bool {
+        if !self.evict {
+            return false;
+        }
+        let mut victims = Vec::new();
+        let mut freed = namespace.index.lock().evict(bytes, &mut victims);
+        if others && freed < bytes {
+            let others = self.namespaces(|other| other.quota.is_none() && !std::ptr::eq(other, namespace));
+            let oldest = || {
+                let ages = others.iter().filter_map(|other| Some((other.index.lock().oldest()?, other)));
+                ages.min_by_key(|(age, _)| *age)
+            };
+            while freed < bytes
+                && let Some((_, other)) = oldest()
+            {
+                freed += other.index.lock().evict(1, &mut victims);
+            }
+        }
+        self.evictions.fetch_add(victims.len() as u64, Ordering::Relaxed);
+        !victims.is_empty()
+    }
+
+    /// Why a value of this namespace finds no room.
+    fn full(&self, namespace: &Namespace) -> Error {
+        let account = &namespace.account;
+        let free = account.limit().saturating_sub(account.charged());
+        let (_, _, spare) = self.pool.counts();
+        Error::Full { free, largest: free.min(spare * self.pool.geometry().frame) }
+    }
+
+    fn namespaces(&self, which: impl Fn(&Namespace) -> bool) -> Vec<Arc<Namespace>> {
+        self.spaces.lock().values().filter(|namespace| which(namespace)).cloned().collect()
+    }
+}
+
+fn check_space(name: &str) -> Result<()> {
+    if name.len() <= SPACE_MAX {
+        return Ok(());
+    }
+    let what = format!("the name of a namespace has {} bytes; the limit is {SPACE_MAX}", name.len());
+    Err(Error::InvalidArgument { what })
+}

@@ -1,0 +1,223 @@
+//! Extents, and the two things that own one: a [`Grant`] while it is written, an [`Object`] from then on.
+
+use std::{
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use super::{
+    account::{Account, Charge, Pending},
+    arena::{Arena, ArenaId, Carved, Place},
+    geometry::Geometry,
+};
+use crate::error::{Error, Result};
+
+/// Bytes of an arena; they are free again when it is dropped.
+pub(super) struct Extent {
+    arena: Arc<Arena>,
+    offset: u64,
+    len: u64,
+    place: Place,
+}
+
+impl Extent {
+    pub(super) fn new(arena: Arc<Arena>, carved: &Carved, len: u64) -> Self {
+        Self { arena, offset: carved.offset, len, place: carved.place }
+    }
+
+    pub(super) fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+
+    pub(super) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    fn at(&self) -> NonNull<u8> {
+        self.arena.at(self.offset)
+    }
+
+    /// The address of `len` bytes from `at` on, when they lie within.
+    fn range(&self, at: u64, len: usize) -> Result<NonNull<u8>> {
+        let end = at.checked_add(len as u64);
+        if end.is_none_or(|end| end > self.len) {
+            return Err(Error::InvalidRange { offset: at, len: len as u64, limit: self.len });
+        }
+        Ok(self.arena.at(self.offset + at))
+    }
+}
+
+impl Drop for Extent {
+    fn drop(&mut self) {
+        self.arena.give_back(self.place, self.offset, self.len);
+    }
+}
+
+/// Memory reserved for a value that is being written. Dropping it gives the memory back.
+#[must_use = "a grant that is dropped gives its memory back"]
+pub struct Grant {
+    // Dropped in this order: an account never promises memory that is still taken.
+    extent: Extent,
+    charge: Charge,
+    pending: Pending,
+}
+
+impl Grant {
+    pub(super) fn new(extent: Extent, charge: Charge) -> Self {
+        let pending = Pending::new(&charge);
+        Self { extent, charge, pending }
+    }
+
+    /// The arena that the memory lies in.
+    pub fn arena(&self) -> &Arc<Arena> {
+        &self.extent.arena
+    }
+
+    /// The name of that arena.
+    pub fn arena_id(&self) -> ArenaId {
+        self.extent.arena.id()
+    }
+
+    /// Where the memory starts in its arena.
+    pub fn offset(&self) -> u64 {
+        self.extent.offset
+    }
+
+    /// Bytes that may be written.
+    pub fn capacity(&self) -> u64 {
+        self.extent.len
+    }
+
+    /// The memory in this process. It holds whatever was there before.
+    ///
+    /// A pointer and not a slice, because the process that the grant was made for may write it at any time.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.extent.at().as_ptr()
+    }
+
+    /// Copies `bytes` to position `at`.
+    pub fn write(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+        let to = self.extent.range(at, bytes.len())?;
+        // SAFETY: the target lies within this extent, which nobody else in this process has and which no Rust
+        // reference points to, so it cannot overlap `bytes`.
+        unsafe { to.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+        Ok(())
+    }
+
+    pub(super) fn account(&self) -> &Arc<Account> {
+        self.charge.account()
+    }
+
+    /// Makes the first `len` bytes a value. What exceeds them is given up, as far as that is whole frames.
+    pub(super) fn into_object(self, len: u64, meta: &[u8], pin: bool, geometry: &Geometry) -> Object {
+        let Self { mut extent, mut charge, pending } = self;
+        drop(pending);
+        if let Place::Block(_) = extent.place {
+            extent.arena.shorten(extent.offset, extent.len, len);
+            charge.lower(geometry.footprint_in_block(len));
+        }
+        extent.len = len;
+        let meta = (!meta.is_empty()).then(|| meta.into());
+        Object { extent, charge, meta, pinned: AtomicBool::new(pin), touched: AtomicU64::new(0) }
+    }
+}
+
+impl std::fmt::Debug for Grant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut f = f.debug_struct("Grant");
+        f.field("arena", &self.arena_id())
+            .field("offset", &self.offset())
+            .field("capacity", &self.capacity());
+        f.finish()
+    }
+}
+
+/// A stored value. Its bytes stay where they are, unchanged, until the last reference to it is dropped, also when it
+/// has been removed, evicted or replaced meanwhile.
+pub struct Object {
+    extent: Extent,
+    charge: Charge,
+    meta: Option<Box<[u8]>>,
+    /// When it was last used, by the clock of the store; written under the lock of its namespace.
+    touched: AtomicU64,
+    pinned: AtomicBool,
+}
+
+impl Object {
+    /// The arena that the bytes lie in.
+    pub fn arena(&self) -> &Arc<Arena> {
+        &self.extent.arena
+    }
+
+    /// The name of that arena.
+    pub fn arena_id(&self) -> ArenaId {
+        self.extent.arena.id()
+    }
+
+    /// Where the bytes start in their arena.
+    pub fn offset(&self) -> u64 {
+        self.extent.offset
+    }
+
+    /// Bytes of the value.
+    pub fn len(&self) -> u64 {
+        self.extent.len
+    }
+
+    /// Whether it is the empty value.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What was stored beside the value.
+    pub fn meta(&self) -> &[u8] {
+        self.meta.as_deref().unwrap_or_default()
+    }
+
+    /// Whether eviction spares it.
+    pub fn is_pinned(&self) -> bool {
+        self.pinned.load(Ordering::Relaxed)
+    }
+
+    /// The bytes in this process, for reading.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.extent.at().as_ptr()
+    }
+
+    /// Copies the bytes from position `at` on into `into`, which must not be longer than what is there.
+    pub fn read(&self, at: u64, into: &mut [u8]) -> Result<()> {
+        let from = self.extent.range(at, into.len())?;
+        // SAFETY: the source lies within this extent, to which no Rust reference exists, so it cannot overlap `into`.
+        unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *into).cast(), into.len()) };
+        Ok(())
+    }
+
+    /// Bytes of the budget that it takes.
+    pub(super) fn footprint(&self) -> u64 {
+        self.charge.bytes()
+    }
+
+    pub(super) fn touched(&self) -> u64 {
+        self.touched.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn touch(&self, now: u64) {
+        self.touched.store(now, Ordering::Relaxed);
+    }
+
+    /// Sets whether it is pinned; returns whether it was.
+    pub(super) fn set_pinned(&self, pinned: bool) -> bool {
+        self.pinned.swap(pinned, Ordering::Relaxed)
+    }
+}
+
+impl std::fmt::Debug for Object {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut f = f.debug_struct("Object");
+        f.field("arena", &self.arena_id()).field("offset", &self.offset()).field("len", &self.len());
+        f.finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,658 @@
+//! What the store promises, one test each.
+
+use std::{collections::BTreeMap, sync::Barrier, thread};
+
+use proptest::prelude::*;
+
+use super::*;
+
+const FRAME: u64 = 256 << 10;
+
+fn open(frames: u64, evict: bool) -> Store {
+    Store::open(Config { evict, ..Config::new(frames * FRAME) }, |_, _| ()).unwrap()
+}
+
+fn open_with_quotas(frames: u64, quotas: &[(&str, u64)]) -> Result<Store> {
+    let quotas = quotas.iter().map(|(name, quota)| (name.to_string(), *quota)).collect();
+    Store::open(Config { quotas, ..Config::new(frames * FRAME) }, |_, _| ())
+}
+
+/// Bytes that differ from value to value and within one.
+fn pattern(seed: u64, len: u64) -> Vec<u8> {
+    (0..len).map(|i| (seed.wrapping_mul(31).wrapping_add(i).wrapping_mul(0x9e37_79b9) >> 13) as u8).collect()
+}
+
+fn commit(writer: &Writer, space: &Space, key: &str, bytes: &[u8], mode: Mode, pin: bool) -> Result<Put> {
+    let mut grant = writer.reserve(space, bytes.len() as u64)?;
+    grant.write(0, bytes)?;
+    space.commit(grant, key, bytes.len() as u64, &[], mode, pin)
+}
+
+fn put(writer: &Writer, space: &Space, key: &str, len: u64) -> Result<Put> {
+    commit(writer, space, key, &pattern(len, len), Mode::Put, false)
+}
+
+fn bytes_of(object: &Object) -> Vec<u8> {
+    let mut bytes = vec![0; object.len() as usize];
+    object.read(0, &mut bytes).unwrap();
+    bytes
+}
+
+fn keys(space: &Space) -> Vec<String> {
+    space.list("", None, usize::MAX).into_iter().map(|entry| entry.key).collect()
+}
+
+#[test]
+fn values_of_every_size_come_back_whole() {
+    let store = open(16, false);
+    let sizes =
+        [0, 1, 63, 64, 65, 4095, 4096, 4097, FRAME - 1, FRAME, FRAME + 1, 8 * FRAME - 1, 8 * FRAME + 1];
+    let (writer, space) = (store.writer(), store.space("").unwrap());
+    for size in sizes {
+        assert_eq!(put(&writer, &space, &size.to_string(), size).unwrap(), Put::Stored, "{size}");
+        let object = space.hold(&size.to_string()).unwrap();
+        assert_eq!(bytes_of(&object), pattern(size, size), "{size}");
+        assert_eq!(space.size(&size.to_string()), Some(size));
+        if size > 4097 {
+            assert!(space.remove(&size.to_string()));
+        }
+    }
+    for size in &sizes[..8] {
+        assert_eq!(bytes_of(&space.hold(&size.to_string()).unwrap()), pattern(*size, *size), "{size}");
+    }
+    space.clear();
+    assert_eq!((store.stat().used, store.stat().granted), (0, 0));
+}
+
+#[test]
+fn the_whole_pool_can_be_one_value() {
+    for frames in [1, 4, 7, 8, 9, 33] {
+        let store = open(frames, true);
+        let (writer, space) = (store.writer(), store.space("").unwrap());
+        for size in [1, 5000, 100_000] {
+            put(&writer, &space, &size.to_string(), size).unwrap();
+        }
+        put(&writer, &space, "all", frames * FRAME).unwrap();
+        assert_eq!(keys(&space), ["all"]);
+        assert_eq!(store.stat().free, 0);
+    }
+}
+
+#[test]
+fn a_dropped_grant_gives_its_space_back() {
+    let store = open(4, false);
+    let (writer, space) = (store.writer(), store.space("").unwrap());
+    let before = store.stat();
+    for _ in 0..100 {
+        let grant = writer.reserve(&space, 4 * FRAME).unwrap();
+        assert_eq!((store.stat().granted, store.stat().free), (4 * FRAME, 0));
+        drop(grant);
+    }
+    assert_eq!(store.stat(), before);
+}
+
+#[test]
+fn a_grant_may_be_larger_than_the_value_and_not_smaller() {
+    let store = open(16, false);
+    let (writer, space) = (store.writer(), store.space("").unwrap());
+    let mut grant = writer.reserve(&space, 10 * FRAME).unwrap();
+    grant.write(0, b"short").unwrap();
+    assert!(matches!(grant.write(10 * FRAME, b"x"), Err(Error::InvalidRange { .. })));
+    assert!(matches!(grant.write(u64::MAX, b"x"), Err(Error::InvalidRange { .. })));
+    space.commit(grant, "k", 5, b"meta", Mode::Put, false).unwrap();
+    let object = space.hold("k").unwrap();
+    assert_eq!((bytes_of(&object), object.meta()), (b"short".to_vec(), &b"meta"[..]));
+    assert!(store.stat().used < FRAME);
+    let rest = writer.reserve(&space, 15 * FRAME).expect("what was not needed is free");
+    let small = writer.reserve(&space, 100).unwrap();
+    let error = space.commit(small, "k2", 101, &[], Mode::Put, false).unwrap_err();
+    assert!(matches!(error, Error::InvalidRange { len: 101, limit: 100, .. }));
+    drop(rest);
+    assert_eq!((space.stat().objects, store.stat().granted), (1, 0));
+}
+
+#[test]
+fn a_reader_keeps_its_bytes_through_remove_replace_and_eviction() {
+    let store = open(8, true);
+    let (writer, space) = (store.writer(), store.space("").unwrap());
+    for key in ["removed", "replaced"] {
+        put(&writer, &space, key, 3 * FRAME).unwrap();
+    }
+    let held: Vec<_> = ["removed", "replaced"].map(|key| space.hold(key).unwrap()).into();
+    assert!(space.remove("removed"));
+    assert!(!space.remove("removed"));
+    let newer = commit(&writer, &space, "replaced", b"new", Mode::Upsert, false).unwrap();
+    assert_eq!(newer, Put::Replaced);
+    // Two frames are left; the pressure must not reach what is held.
+    for i in 0..50 {
+        put(&writer, &space, &format!("pressure{i}"), FRAME / 2).unwrap();
+    }
+    assert!(store.stat().evictions > 40);
+    assert!(held.iter().all(|object| bytes_of(object) == pattern(3 * FRAME, 3 * FRAME)));
+    assert!(matches!(writer.reserve(&space, 3 * FRAME), Err(Error::Full { .. })));
+    drop(held);
+    let _all = writer.reserve(&space, 6 * FRAME).expect("the bytes are free when the last reader is gone");
+}
+
+#[test]
+fn what_is_held_is_not_evicted_because_that_frees_nothing() {
+    let store = open(4, true);
+    let (writer, space) = (store.writer(), store.space("").unwrap());
+    for key in ["a", "b", "c", "d"] {
+        put(&writer, &space, key, FRAME).unwrap();
+    }
+    let held = space.hold("a").unwrap();
+    // "b" is older than "a" now; make "a" the oldest again.
+    for key in ["b", "c", "d"] {
+        drop(space.hold(key));
+    }
+    put(&writer, &space, "e", FRAME).unwrap();
+    assert_eq!(keys(&space), ["a", "c", "d", "e"]);
+    drop(held);
+}
+
+#[test]
+fn eviction_takes_exactly_the_oldest_and_spares_the_pinned() {
+    let store = open(4, true);
+    let (writer, space) = (store.writer(), store.space("").unwrap());
+    for key in ["a", "b", "c", "d"] {
+        put(&writer, &space, key, FRAME).unwrap();
+    }
+    assert!(space.set_pinned("b", true));
+    drop(space.hold("a"));
+    assert!(space.exists("c") && space.size("c") == Some(FRAME), "to look is not to use");
+    put(&writer, &space, "e", FRAME).unwrap();
+    assert_eq!(keys(&space), ["a", "b", "d", "e"]);
+    put(&writer, &space, "f", 2 * FRAME).unwrap();
+    assert_eq!(keys(&space), ["b", "e", "f"]);
+    assert_eq!(store.stat().evictions, 3);
+    assert!(space.set_pinned("e", true) && space.set_pinned("f", true) && !space.set_pinned("a", true));
+    assert!(matches!(writer.reserve(&space, 1), Err(Error::Full { .. })));
+    assert!(space.set_pinned("b", false));
+    put(&writer, &space, "g", FRAME).unwrap();
+    assert_eq!(keys(&space), ["e", "f", "g"]);
+}
+
+#[test]
+fn small_values_make_room_one_by_one() {
+    let store = open(1, true);
+    let (writer, space) = (store.writer(), store.space("").unwrap());
+    for i in 0..4 * 1024 {
+        put(&writer, &space, &format!("{i:04}"), 1).unwrap();
+    }
+    assert_eq!((store.stat().evictions, store.stat().free), (0, 0));
+    for i in 0..100 {
+        put(&writer, &space, &format!("new{i}"), 1).unwrap();
+        assert_eq!(store.stat().evictions, i + 1);
+    }
+    assert!(!space.exists("0099") && space.exists("0100"));
+}
+
+#[test]
+fn full_without_eviction_tells_what_is_free() {
+    let store = open(4, false);
+    let (writer, space) = (store.writer(), store.space("").unwrap());
+    put(&writer, &space, "a", FRAME).unwrap();
+    put(&writer, &space, "b", 2 * FRAME).unwrap();
+    let error = writer.reserve(&space, 2 * FRAME).unwrap_err();
+    assert!(matches!(error, Error::Full { free: FRAME, largest: FRAME }), "{error}");
+    put(&writer, &space, "c", FRAME).unwrap();
+    let error = writer.reserve(&space, 1).unwrap_err();
+    assert!(matches!(error, Error::Full { free: 0, largest: 0 }), "{error}");
+    assert_eq!((space.stat().objects, store.stat().evictions), (3, 0));
+}
+
+#[test]
+fn what_is_larger_than_the_pool_is_refused_before_anything_is_evicted() {
+    let store = open(4, true);
+    let (writer, space) = (store.writer(), store.space("").unwrap());
+    put(&writer, &space, "a", FRAME).unwrap();
+    for size in [4 * FRAME + 1, 1 << 40, u64::MAX] {
+        let error = writer.reserve(&space, size).unwrap_err();
+        assert!(matches!(error, Error::TooLarge { limit, .. } if limit == 4 * FRAME), "{error}");
+    }
+    assert_eq!(keys(&space), ["a"]);
+}
+
+#[test]
+fn memory_wanders_between_two_writers_within_the_budget() {
+    let store = open(8, true);
+    let (one, two, space) = (store.writer(), store.writer(), store.space("").unwrap());
+    for round in 0..20 {
+        for (name, writer) in [("one", &one), ("two", &two)] {
+            for i in 0..8 {
+                put(writer, &space, &format!("{name}{round}.{i}"), FRAME).unwrap();
+                assert!(store.stat().populated <= 8 * FRAME);
+            }
+            // All of the memory is in this writer's arena now.
+            let arena = writer.arenas()[0].id();
+            assert!(keys(&space).iter().all(|key| space.hold(key).unwrap().arena_id() == arena));
+        }
+    }
+    assert_ne!(one.arenas()[0].id(), two.arenas()[0].id());
+    let stat = store.stat();
+    assert_eq!((stat.populated, stat.arenas, stat.objects), (8 * FRAME, 2, 8));
+}
+
+#[test]
+fn a_new_writer_takes_over_the_idle_arena_with_the_most_memory() {
+    let store = open(8, false);
+    let space = store.space("").unwrap();
+    let (one, two) = (store.writer(), store.writer());
+    put(&one, &space, "a", FRAME).unwrap();
+    put(&two, &space, "b", FRAME).unwrap();
+    let warm = one.arenas()[0].id();
+    drop(one);
+    drop(two);
+    let next = store.writer();
+    put(&next, &space, "c", FRAME).unwrap();
+    assert_eq!(next.arenas()[0].id(), warm);
+    assert_eq!(bytes_of(&space.hold("a").unwrap()), pattern(FRAME, FRAME));
+    assert_eq!(store.stat().arenas, 2, "the other one still holds a value");
+}
+
+#[test]
+fn an_idle_arena_without_memory_is_dropped() {
+    let store = open(4, true);
+    let space = store.space("").unwrap();
+    let one = store.writer();
+    put(&one, &space, "a", 4 * FRAME).unwrap();
+    let id = one.arenas()[0].id();
+    let two = store.writer();
+    drop(two.reserve(&space, 0));
+    drop(one);
+    put(&two, &space, "b", 4 * FRAME).unwrap();
+    assert!(store.arena(id).is_none());
+    assert_eq!(store.stat().arenas, 1);
+}
+
+#[test]
+fn freed_memory_is_used_before_fresh_addresses() {
+    let store = open(64, false);
+    let (writer, space) = (store.writer(), store.space("").unwrap());
+    for size in [100, 5000, 70_001, FRAME + 12_345, 9 * FRAME + 1] {
+        put(&writer, &space, "keep", 1).unwrap();
+        put(&writer, &space, "a", size).unwrap();
+        put(&writer, &space, "fence", 4097).unwrap();
+        let offset = space.hold("a").unwrap().offset();
+        space.remove("a");
+        put(&writer, &space, "b", size).unwrap();
+        assert_eq!(space.hold("b").unwrap().offset(), offset, "{size}");
+        space.clear();
+    }
+}
+
+#[test]
+fn a_put_keeps_the_value_that_is_there_and_an_upsert_replaces_it() {
+    let store = open(4, false);
+    let (writer, space) = (store.writer(), store.space("").unwrap());
+    assert_eq!(commit(&writer, &space, "k", b"one", Mode::Put, false).unwrap(), Put::Stored);
+    assert_eq!(commit(&writer, &space, "k", b"two", Mode::Put, false).unwrap(), Put::AlreadyExists);
+    assert_eq!(bytes_of(&space.hold("k").unwrap()), b"one");
+    assert_eq!(commit(&writer, &space, "k", b"", Mode::Upsert, false).unwrap(), Put::Replaced);
+    assert!(space.hold("k").unwrap().is_empty());
+    assert_eq!(commit(&writer, &space, "new", b"three", Mode::Upsert, false).unwrap(), Put::Stored);
+}
+
+#[test]
+fn eight_threads_that_put_one_key_store_it_once() {
+    let store = open(8, false);
+    let space = store.space("").unwrap();
+    for round in 0..50 {
+        let (key, start) = (format!("k{round}"), Barrier::new(8));
+        let outcomes: Vec<_> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
+                .map(|i| {
+                    let (store, space, key, start) = (&store, &space, &key, &start);
+                    scope.spawn(move || {
+                        let writer = store.writer();
+                        start.wait();
+                        commit(&writer, space, key, &[i; 100], Mode::Put, false).unwrap()
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(outcomes.iter().filter(|&&put| put == Put::Stored).count(), 1);
+        assert_eq!(outcomes.iter().filter(|&&put| put == Put::AlreadyExists).count(), 7);
+        let bytes = bytes_of(&space.hold(&key).unwrap());
+        assert!(bytes.iter().all(|&byte| byte == bytes[0]));
+    }
+}
+
+#[test]
+fn threads_of_one_writer_and_of_several_share_a_pool_under_pressure() {
+    let store = open(16, true);
+    let (shared, space) = (store.writer(), store.space("").unwrap());
+    thread::scope(|scope| {
+        for t in 0..6u64 {
+            let (store, shared, space) = (&store, &shared, &space);
+            scope.spawn(move || {
+                let own = store.writer();
+                let writer = if t % 2 == 0 { shared } else { &own };
+                for i in 0..300u64 {
+                    let len = [1, 300, 5000, 70_000, FRAME, 2 * FRAME][((t + i * 7) % 6) as usize];
+                    let (key, bytes) = (format!("{t}.{}", i % 20), pattern(t * 1000 + i, len));
+                    commit(writer, space, &key, &bytes, Mode::Upsert, false).unwrap();
+                    if let Some(object) = space.hold(&key) {
+                        assert_eq!(bytes_of(&object), bytes);
+                    }
+                    assert!(store.stat().populated <= 16 * FRAME);
+                }
+            });
+        }
+    });
+    space.clear();
+    let stat = store.stat();
+    assert_eq!((stat.used, stat.granted, stat.free), (0, 0, stat.pool));
+}
+
+#[test]
+fn keys_and_what_is_beside_a_value_have_limits() {
+    let store = open(1, false);
+    let (writer, space) = (store.writer(), store.space("").unwrap());
+    for (key, meta) in [("", 0), (&*"k".repeat(KEY_MAX + 1), 0), ("k", META_MAX + 1)] {
+        let grant = writer.reserve(&space, 1).unwrap();
+        let error = space.commit(grant, key, 1, &vec![7; meta], Mode::Put, false).unwrap_err();
+        assert!(matches!(error, Error::InvalidKey { .. } | Error::InvalidArgument { .. }), "{error}");
+    }
+    let longest = "k".repeat(KEY_MAX);
+    let grant = writer.reserve(&space, 1).unwrap();
+    space.commit(grant, &longest, 1, &[7; META_MAX], Mode::Put, false).unwrap();
+    assert_eq!(space.meta(&longest).unwrap(), [7; META_MAX]);
+    assert!(store.space(&"s".repeat(SPACE_MAX + 1)).is_err());
+}
+
+#[test]
+fn lists_come_in_order_and_in_stable_pages() {
+    let store = open(4, false);
+    let (writer, space) = (store.writer(), store.space("").unwrap());
+    for i in (0..100).rev() {
+        put(&writer, &space, &format!("a/{i:03}"), i).unwrap();
+        put(&writer, &space, &format!("b/{i:03}"), i).unwrap();
+    }
+    let (mut seen, mut after) = (Vec::new(), None);
+    loop {
+        let page = space.list("a/", after.as_deref(), 7);
+        let Some(last) = page.last() else { break };
+        after = Some(last.key.clone());
+        seen.extend(page);
+        // Keys that come and go meanwhile do not disturb the others.
+        put(&writer, &space, "a/000a", 1).unwrap();
+    }
+    let expected: Vec<_> = (0..100).map(|i| Entry { key: format!("a/{i:03}"), len: i }).collect();
+    assert_eq!(seen, expected);
+    assert!(space.list("a/", None, 0).is_empty());
+    assert_eq!((space.remove_prefix("a/"), space.remove_prefix("a/"), space.clear()), (101, 0, 100));
+    assert_eq!(store.stat().used, 0);
+}
+
+#[test]
+fn namespaces_are_independent_and_quotas_hold() {
+    let store = open_with_quotas(8, &[("kept", 2 * FRAME)]).unwrap();
+    let writer = store.writer();
+    let (kept, a, b) = (store.space("kept").unwrap(), store.space("a").unwrap(), store.space("b").unwrap());
+    put(&writer, &kept, "k", FRAME).unwrap();
+    put(&writer, &a, "k", 2 * FRAME).unwrap();
+    put(&writer, &b, "k", 3 * FRAME).unwrap();
+    assert_eq!((kept.size("k"), a.size("k"), b.size("k")), (Some(FRAME), Some(2 * FRAME), Some(3 * FRAME)));
+    put(&writer, &a, "l", FRAME).unwrap();
+    assert!(a.remove("k") && b.exists("k"));
+    // The rest is six frames, whatever the quota leaves unused; the oldest of the others goes.
+    put(&writer, &a, "big", 5 * FRAME).unwrap();
+    assert_eq!((keys(&a), keys(&b), keys(&kept)), (vec!["big".into()], vec![], vec!["k".to_string()]));
+    assert!(
+        matches!(writer.reserve(&a, 7 * FRAME), Err(Error::TooLarge { limit, .. }) if limit == 6 * FRAME)
+    );
+    assert!(
+        matches!(writer.reserve(&kept, 3 * FRAME), Err(Error::TooLarge { limit, .. }) if limit == 2 * FRAME)
+    );
+    // Within its quota it evicts its own only.
+    put(&writer, &kept, "l", FRAME).unwrap();
+    put(&writer, &kept, "m", FRAME).unwrap();
+    assert_eq!((keys(&kept), keys(&a)), (vec!["l".into(), "m".to_string()], vec!["big".to_string()]));
+    let grant = writer.reserve(&a, 1).unwrap();
+    assert!(kept.commit(grant, "x", 1, &[], Mode::Put, false).is_err(), "another namespace's grant");
+}
+
+#[test]
+fn among_namespaces_without_a_quota_the_oldest_goes_first() {
+    let store = open(4, true);
+    let writer = store.writer();
+    let (a, b, c) = (store.space("a").unwrap(), store.space("b").unwrap(), store.space("c").unwrap());
+    for (space, key) in [(&a, "1"), (&b, "2"), (&a, "3"), (&b, "4")] {
+        put(&writer, space, key, FRAME).unwrap();
+    }
+    drop(a.hold("1"));
+    put(&writer, &c, "5", FRAME).unwrap();
+    assert_eq!((keys(&a), keys(&b)), (vec!["1".to_string(), "3".into()], vec!["4".to_string()]));
+    put(&writer, &c, "6", 2 * FRAME).unwrap();
+    assert_eq!(
+        (keys(&a), keys(&b), keys(&c)),
+        (vec!["1".into()], vec!["4".to_string()], vec!["6".to_string()])
+    );
+}
+
+#[test]
+fn a_contradictory_configuration_is_refused() {
+    for quotas in [&[("a", 5 * FRAME)][..], &[("a", 3 * FRAME), ("b", 2 * FRAME)], &[("a", 1), ("a", 1)]] {
+        assert!(matches!(open_with_quotas(4, quotas), Err(Error::InvalidArgument { .. })), "{quotas:?}");
+    }
+}
+
+#[test]
+fn a_pool_that_cannot_be_had_is_refused_at_open() {
+    let error = Store::open(Config::new(1 << 42), |_, _| ()).unwrap_err();
+    assert!(
+        matches!(error, Error::OutOfMemory { asked, available } if asked == 1 << 42 && available > 0),
+        "{error}"
+    );
+}
+
+#[test]
+fn huge_pages_are_used_or_their_lack_is_told() {
+    let open = |pages| Store::open(Config { pages, ..Config::new(8 << 20) }, |_, _| ());
+    let preferred = open(Pages::HugePreferred).unwrap();
+    match open(Pages::HugeRequired) {
+        Ok(store) => assert_eq!(store.stat().page, 2 << 20),
+        Err(error) => assert!(error.to_string().contains("huge pages"), "{error}"),
+    }
+    let writer = preferred.writer();
+    put(&writer, &preferred.space("").unwrap(), "k", 1).unwrap();
+    assert!([4096, 16384, 65536, 2 << 20].contains(&preferred.stat().page));
+}
+
+#[test]
+fn the_progress_of_opening_is_told_up_to_the_end() {
+    let mut told = Vec::new();
+    let store = Store::open(Config::new(200 << 20), |done, total| told.push((done, total))).unwrap();
+    assert_eq!((told[0], *told.last().unwrap()), ((0, 200 << 20), (200 << 20, 200 << 20)));
+    assert!(told.is_sorted() && told.len() > 2);
+    assert_eq!(store.stat().populated, store.stat().pool);
+}
+
+/// Runs `body` in a process of its own, so that what other tests allocate is not measured.
+fn alone(test: &str, body: impl FnOnce()) {
+    const MARK: &str = "HAULIER_TEST_ALONE";
+    if std::env::var_os(MARK).is_some() {
+        return body();
+    }
+    let path = module_path!().split_once("::").map_or("", |(_, path)| path);
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([&format!("{path}::{test}"), "--exact", "--nocapture"])
+        .env(MARK, "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    print!("{text}");
+}
+
+/// Bytes of private memory in use by this process; shared memory, so the pool, is not among them.
+fn private_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn an_object_costs_little_beside_its_value_and_cycles_cost_nothing() {
+    alone("an_object_costs_little_beside_its_value_and_cycles_cost_nothing", || {
+        const COUNT: u64 = 1_000_000;
+        let store = open(512, false);
+        let (writer, space) = (store.writer(), store.space("").unwrap());
+        put(&writer, &space, "first", 1).unwrap();
+        let before = private_bytes();
+        let start = std::time::Instant::now();
+        for i in 0..COUNT {
+            put(&writer, &space, &format!("layer.{i:012}"), 1).unwrap();
+        }
+        let (put_time, start) = (start.elapsed(), std::time::Instant::now());
+        for i in 0..COUNT {
+            assert!(space.hold(&format!("layer.{:012}", i * 7919 % COUNT)).is_some());
+        }
+        let hold_time = start.elapsed();
+        let full = private_bytes();
+        let each = (full - before) / COUNT;
+        println!(
+            "{each} bytes, put {} ns, hold {} ns",
+            put_time.as_nanos() / 1_000_000,
+            hold_time.as_nanos() / 1_000_000
+        );
+        assert!(each <= 256, "{each} bytes for each object");
+        for _ in 0..5 {
+            for i in 0..COUNT / 5 {
+                let key = format!("layer.{i:012}");
+                assert!(space.remove(&key));
+                put(&writer, &space, &key, 1).unwrap();
+            }
+        }
+        let grown = private_bytes().saturating_sub(full);
+        assert!(grown < 4 << 20, "{grown} bytes more after {COUNT} removes and puts");
+    });
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Reserve { writer: usize, len: u64 },
+    Commit { key: u8, upsert: bool, pin: bool },
+    Abandon,
+    Remove(u8),
+    RemovePrefix(u8),
+    Pin(u8, bool),
+    Hold(u8),
+    Release,
+    Restart(usize),
+    Largest(usize),
+}
+
+fn ops() -> impl Strategy<Value = Op> {
+    let len =
+        prop_oneof![0..200u64, 3000..6000u64, 0..FRAME, (0..4u64).prop_map(|n| n * FRAME), 0..9 * FRAME];
+    let key = 0..12u8;
+    prop_oneof![
+        6 => (0..3usize, len).prop_map(|(writer, len)| Op::Reserve { writer, len }),
+        6 => (key.clone(), any::<bool>(), prop::bool::weighted(0.1)).prop_map(|(key, upsert, pin)| Op::Commit { key, upsert, pin }),
+        1 => Just(Op::Abandon),
+        2 => key.clone().prop_map(Op::Remove),
+        1 => key.clone().prop_map(Op::RemovePrefix),
+        1 => (key.clone(), any::<bool>()).prop_map(|(key, pin)| Op::Pin(key, pin)),
+        3 => key.prop_map(Op::Hold),
+        2 => Just(Op::Release),
+        1 => (0..3usize).prop_map(Op::Restart),
+        1 => (0..3usize).prop_map(Op::Largest),
+    ]
+}
+
+/// Runs `ops` on a store and on a map, and compares them after each.
+fn follow(ops: &[Op], evict: bool) {
+    let store = open(9, evict);
+    let space = store.space("").unwrap();
+    let mut writers: Vec<_> = (0..3).map(|_| store.writer()).collect();
+    let mut model = BTreeMap::<String, Vec<u8>>::new();
+    let (mut grants, mut held) = (Vec::new(), Vec::new());
+    // A prefix of keys 1, 10 and 11.
+    let name = |key: u8| format!("k{key}");
+    for (seed, op) in ops.iter().enumerate() {
+        match op {
+            Op::Reserve { writer, len } => match writers[*writer].reserve(&space, *len) {
+                Ok(mut grant) => {
+                    let bytes = pattern(seed as u64, *len);
+                    grant.write(0, &bytes).unwrap();
+                    grants.push((grant, bytes));
+                }
+                Err(error) => assert!(matches!(error, Error::Full { .. }), "{error}"),
+            },
+            Op::Commit { key, upsert, pin } => {
+                if let Some((grant, bytes)) = grants.pop() {
+                    let (key, mode) = (name(*key), if *upsert { Mode::Upsert } else { Mode::Put });
+                    let was = space.exists(&key);
+                    let put = space.commit(grant, &key, bytes.len() as u64, &[], mode, *pin).unwrap();
+                    let expected = match (was, upsert) {
+                        (false, _) => Put::Stored,
+                        (true, true) => Put::Replaced,
+                        (true, false) => Put::AlreadyExists,
+                    };
+                    assert_eq!(put, expected);
+                    if put != Put::AlreadyExists {
+                        model.insert(key, bytes);
+                    }
+                }
+            }
+            Op::Abandon => drop(grants.pop()),
+            Op::Remove(key) => assert_eq!(space.remove(&name(*key)), model.remove(&name(*key)).is_some()),
+            Op::RemovePrefix(key) => {
+                let before = model.len();
+                model.retain(|other, _| !other.starts_with(&name(*key)));
+                assert_eq!(space.remove_prefix(&name(*key)), (before - model.len()) as u64);
+            }
+            Op::Pin(key, pin) => {
+                assert_eq!(space.set_pinned(&name(*key), *pin), model.contains_key(&name(*key)))
+            }
+            Op::Hold(key) => {
+                let object = space.hold(&name(*key));
+                assert_eq!(object.is_some(), model.contains_key(&name(*key)));
+                held.extend(object.map(|object| (object, model[&name(*key)].clone())));
+            }
+            Op::Release => drop(held.pop()),
+            Op::Restart(writer) => writers[*writer] = store.writer(),
+            Op::Largest(writer) => {
+                let before = store.stat();
+                let grant = writers[*writer].reserve(&space, before.largest).unwrap();
+                assert_eq!((grant.capacity(), store.stat().evictions), (before.largest, before.evictions));
+            }
+        }
+        if evict {
+            model.retain(|key, _| space.exists(key));
+        }
+        assert!(held.iter().all(|(object, bytes)| bytes_of(object) == *bytes));
+        assert_eq!(keys(&space), model.keys().cloned().collect::<Vec<_>>());
+        for (key, bytes) in &model {
+            assert_eq!(space.size(key), Some(bytes.len() as u64));
+        }
+        let stat = store.stat();
+        assert!(stat.populated <= stat.pool && stat.used + stat.granted + stat.free == stat.pool, "{stat:?}");
+    }
+    for (key, bytes) in &model {
+        assert_eq!(bytes_of(&space.hold(key).unwrap()), *bytes);
+    }
+    drop((grants, held));
+    assert_eq!(space.clear(), model.len() as u64);
+    let stat = store.stat();
+    assert_eq!((stat.used, stat.granted, stat.objects), (0, 0, 0));
+    let all = writers[0].reserve(&space, stat.pool).map(|grant| grant.capacity());
+    assert_eq!(all.ok(), Some(stat.pool), "all memory is to be had again");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_store_does_what_a_map_does(ops in prop::collection::vec(ops(), 1..80), evict: bool) {
+        follow(&ops, evict);
+    }
+}
