@@ -12,7 +12,8 @@
 //! | `ipc` | export, and [`CpuImport`] |
 //! | `register` | [`CpuRegistration`] |
 //! | `error` | errors with the host's errno as vendor code |
-//! | `memfd`, `queue` | what both machines here are made of |
+//! | [`strict`] | a simulated accelerator machine, for tests |
+//! | `memfd`, `queue` | what both are made of |
 
 mod device;
 mod error;
@@ -22,6 +23,7 @@ mod memory;
 mod queue;
 mod register;
 mod stream;
+pub mod strict;
 
 pub use device::{CpuDevice, probe};
 pub use ipc::CpuImport;

@@ -34,8 +34,15 @@ pub(crate) fn create(len: usize) -> Result<OwnedFd, Errno> {
 /// Which file a descriptor means, whatever its number: device and inode.
 pub(crate) type FileId = (u64, u64);
 
-/// Whether a peer's descriptor can be mapped for `len` bytes without ever faulting; if not, why not.
-pub(crate) fn inspect(fd: BorrowedFd<'_>, len: u64) -> Result<FileId, String> {
+/// The file behind a descriptor.
+pub(crate) fn identity(fd: impl AsFd) -> Result<FileId, Errno> {
+    let stat = fstat(fd)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+/// Whether a peer's descriptor can be mapped for `len` bytes without ever faulting: the file and its size, or why
+/// not.
+pub(crate) fn inspect(fd: BorrowedFd<'_>, len: u64) -> Result<(FileId, u64), String> {
     let said = |what: &'static str| move |e: Errno| format!("{what} of the descriptor failed: {e}");
     let stat = fstat(fd).map_err(said("fstat"))?;
     let on = fstatfs(fd).map_err(said("fstatfs"))?;
@@ -53,7 +60,7 @@ pub(crate) fn inspect(fd: BorrowedFd<'_>, len: u64) -> Result<FileId, String> {
     if size < len {
         return Err(format!("the memfd has {size} bytes and the handle says {len}"));
     }
-    Ok((stat.st_dev, stat.st_ino))
+    Ok(((stat.st_dev, stat.st_ino), size))
 }
 
 /// A memfd mapped readable and writable, shared with whoever else maps it. Unmapped on drop.

@@ -87,9 +87,12 @@ impl Queue {
         Ok(Queue { shared, thread })
     }
 
-    /// Queues `work`.
+    /// Queues `work`; on a closed queue it is discarded.
     pub(crate) fn push(&self, work: impl FnOnce() + Send + 'static) {
         let mut state = self.shared.state.lock();
+        if state.closed {
+            return;
+        }
         state.jobs.push_back(Box::new(work));
         state.queued += 1;
         self.shared.work.notify_one();
@@ -98,6 +101,30 @@ impl Queue {
     /// The place after everything queued so far.
     pub(crate) fn mark(&self) -> Mark {
         Mark { shared: Arc::clone(&self.shared), at: self.shared.state.lock().queued }
+    }
+
+    /// Lets nothing more run. What is running now goes on.
+    pub(crate) fn hold(&self) {
+        self.shared.state.lock().allowance = 0;
+    }
+
+    /// Lets this many more items run, `u64::MAX` for no hold any longer.
+    pub(crate) fn allow(&self, items: u64) {
+        let mut state = self.shared.state.lock();
+        state.allowance = state.allowance.saturating_add(items);
+        self.shared.work.notify_one();
+    }
+
+    /// What dropping does, for a queue that somebody may still be waiting for.
+    pub(crate) fn close(&self) {
+        self.shared.state.lock().closed = true;
+        self.shared.work.notify_one();
+    }
+
+    /// How many items have not run.
+    pub(crate) fn pending(&self) -> u64 {
+        let state = self.shared.state.lock();
+        state.queued - state.done
     }
 
     /// Waits for what is queued so far and tells of a failure since the last time.
@@ -115,8 +142,7 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        self.shared.state.lock().closed = true;
-        self.shared.work.notify_one();
+        self.close();
     }
 }
 

@@ -1,5 +1,5 @@
-//! Registration. The host needs none for a copy, so this is the bookkeeping alone: what is counted, refused and replaced
-//! here is counted, refused and replaced on an accelerator.
+//! Registration. The host needs none for a copy, so this is the bookkeeping alone: what is counted, refused and
+//! replaced here is counted, refused and replaced on an accelerator.
 
 use hal::{Pin, Place, Region, Registered, Result};
 

@@ -129,6 +129,13 @@ pub enum Error {
         /// The operating system's reason.
         reason: String,
     },
+    /// The daemon went away after it was sent a value and before it answered. A put that is not an upsert is not sent
+    /// again then, unless the daemon has restarted and its memory is gone.
+    #[error("the node daemon went away before it answered ({reason}); whether the value was stored is not known")]
+    Disconnected {
+        /// How it showed.
+        reason: String,
+    },
     /// The peer broke the protocol, or speaks another version of it.
     #[error("protocol error: {reason}")]
     Protocol {

@@ -1,2 +1,9 @@
-//! The `haulier` command.
-fn main() {}
+//! The `haulier` command. What it does is in `cli`; what it does it with is the library.
+
+use std::process::ExitCode;
+
+mod cli;
+
+fn main() -> ExitCode {
+    cli::main()
+}

@@ -20,7 +20,7 @@ pub(crate) enum Origin<D: Device> {
     /// A Rust slice: host memory, and the borrow says that nothing else writes it.
     Slice,
     /// Kept alive by the call, also when the call gives up before the driver does.
-    Buffer(Buffer<D>),
+    Buffer(#[expect(dead_code, reason = "held so that the memory stays, never read")] Buffer<D>),
     /// A raw address; the driver tells where it lives.
     Raw,
 }

@@ -54,7 +54,7 @@ impl Mapping {
         // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
         let base = unsafe { rustix::mm::mmap(ptr::null_mut(), size, protection, flags, file, 0) }
             .map_err(|e| os("mapping an arena", e))?;
-        let base = NonNull::new(base.cast()).ok_or_else(|| os("mapping an arena", rustix::io::Errno::INVAL))?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| os("mapping an arena", rustix::io::Errno::INVAL))?;
         // Regions are plain addresses, and what they lead to is accessed through them.
         base.as_ptr().expose_provenance();
         Ok(Mapping { base, len: size })

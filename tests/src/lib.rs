@@ -1,1 +1,8 @@
 //! Placeholder.
+
+pub mod process;
+pub mod world;
+pub mod backends;
+pub mod conformance;
+pub mod fixture;
+pub mod peer;

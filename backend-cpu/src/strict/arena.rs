@@ -84,7 +84,10 @@ impl Arena {
     }
 
     fn is_free(&self, addr: usize, len: usize) -> bool {
-        self.holes.range(..=addr).next_back().is_some_and(|(&hole, &size)| addr + len <= hole + size)
+        self.holes
+            .range(..=addr)
+            .next_back()
+            .is_some_and(|(&hole, &size)| addr.saturating_add(len) <= hole + size)
     }
 }
 

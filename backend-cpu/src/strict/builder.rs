@@ -192,13 +192,14 @@ impl Builder {
     /// *Errors*: [`Kind::InvalidArgument`] for a machine without devices, a visible id that no device has or that is
     /// named twice, and for sizes of 0; [`Kind::OutOfMemory`] where the process has no room for the devices' addresses.
     pub fn build(self) -> Result<MachineOwner> {
-        let refuse = |why: String| {
-            Err(Error::new(Kind::InvalidArgument, BACKEND, "build").detail(why))
-        };
+        let refuse = |why: String| Err(Error::new(Kind::InvalidArgument, BACKEND, "build").detail(why));
         let mut seen = Vec::new();
         for &id in self.visible.iter().flatten() {
             if id >= self.physical || seen.contains(&id) {
-                return refuse(format!("visible device {id} of {} devices, {:?}", self.physical, self.visible));
+                return refuse(format!(
+                    "visible device {id} of {} devices, {:?}",
+                    self.physical, self.visible
+                ));
             }
             seen.push(id);
         }
@@ -208,6 +209,6 @@ impl Builder {
         if [self.memory, self.alignment, self.register_alignment, self.register_max].contains(&0) {
             return refuse("a size of 0".into());
         }
-        Machine::new(self)
+        Machine::assemble(self)
     }
 }

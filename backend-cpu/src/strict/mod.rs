@@ -1,8 +1,8 @@
 //! A simulated accelerator machine that makes ordering and binding bugs visible. For tests; never chosen by default.
 //!
-//! [`Machine`] is neutral: its methods take plain integers and answer with a [`Refusal`] that carries a vendor's code, so
-//! that a vendor's C ABI can stand in front of it. [`StrictDevice`] is a thin [`hal::Device`] over it. What it is strict
-//! about:
+//! [`Machine`] is neutral: its methods take plain integers and answer with a [`Refusal`] that carries a vendor's code,
+//! so that a vendor's C ABI can stand in front of it. [`StrictDevice`] is a thin [`hal::Device`] over it. What it is
+//! strict about:
 //!
 //! - each thread has its own current device, none at first, and calls that need one are refused without;
 //! - device addresses fault when the host touches them;

@@ -91,6 +91,13 @@ const REASONS: &[(Why, Kind, i64, i64)] = &[
     (Why::Unloaded, Kind::ShutDown, 4, 4),
 ];
 
+impl Why {
+    /// The contract's kind for it.
+    pub fn kind(self) -> Kind {
+        REASONS.iter().find(|row| row.0 == self).map_or(Kind::Driver, |row| row.1)
+    }
+}
+
 impl Dialect {
     /// The vendor's number for a reason.
     pub fn code(self, why: Why) -> i64 {
@@ -124,8 +131,7 @@ pub struct Refusal {
 impl Refusal {
     /// The refusal as the contract's error in operation `op` of device `device`.
     pub fn error(self, op: &'static str, device: u32) -> Error {
-        let kind = REASONS.iter().find(|row| row.0 == self.why).map_or(Kind::Driver, |row| row.1);
-        Error::new(kind, BACKEND, op).on(device).vendor(self.code, Some(&self.text))
+        Error::new(self.why.kind(), BACKEND, op).on(device).vendor(self.code, Some(&self.text))
     }
 }
 
@@ -140,8 +146,7 @@ impl std::error::Error for Refusal {}
 impl From<Refusal> for Error {
     /// For tests that use the machine beside a device; where the device is known, use [`Refusal::error`].
     fn from(refusal: Refusal) -> Error {
-        let kind = REASONS.iter().find(|row| row.0 == refusal.why).map_or(Kind::Driver, |row| row.1);
-        Error::new(kind, BACKEND, "machine").vendor(refusal.code, Some(&refusal.text))
+        Error::new(refusal.why.kind(), BACKEND, "machine").vendor(refusal.code, Some(&refusal.text))
     }
 }
 

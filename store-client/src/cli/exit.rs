@@ -81,6 +81,12 @@ impl Failure {
         self
     }
 
+    /// Says what to do about it.
+    pub(crate) fn advise(mut self, remedy: impl fmt::Display) -> Self {
+        self.message = format!("{}; {remedy}", self.message);
+        self
+    }
+
     /// Says it on stderr.
     pub(crate) fn report(&self, json: bool) {
         if self.message.is_empty() {

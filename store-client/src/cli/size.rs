@@ -13,7 +13,8 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let refuse = || format!("{text:?} is not a size; write bytes, or 64KiB, 1.5GiB (by 1024), 20GB (by 1000)");
+        let refuse =
+            || format!("{text:?} is not a size; write bytes, or 64KiB, 1.5GiB (by 1024), 20GB (by 1000)");
         let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, suffix) = text.split_at(split);
         let unit = unit(suffix.trim_start()).ok_or_else(refuse)?;
@@ -89,7 +90,9 @@ mod tests {
 
     #[test]
     fn what_is_no_size_is_refused() {
-        for text in ["", "B", "KiB", ".", "1.2.3", "-1", "1iB", "1KM", "1Kix", "one", "16EiB", "1e9", "1.5.GiB"] {
+        for text in
+            ["", "B", "KiB", ".", "1.2.3", "-1", "1iB", "1KM", "1Kix", "one", "16EiB", "1e9", "1.5.GiB"]
+        {
             assert!(text.parse::<Size>().is_err(), "{text}");
         }
         let long = "9".repeat(60);

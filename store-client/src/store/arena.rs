@@ -163,10 +163,13 @@ impl Arena {
         }
     }
 
-    /// Gives up the frames of a block beyond its first `len` bytes of `was`.
-    pub(super) fn shorten(&self, offset: u64, was: u64, len: u64) {
+    /// Gives up the frames of a block beyond its first `len` bytes of `was`; returns their bytes.
+    pub(super) fn shorten(&self, offset: u64, was: u64, len: u64) -> u64 {
         let (was, keep) = (self.run(offset, was), self.run(offset, len));
-        self.inner.lock().frames.release(was.start.max(keep.end)..was.end);
+        let over = was.start.max(keep.end)..was.end;
+        let bytes = over.len() as u64 * self.geometry.frame;
+        self.inner.lock().frames.release(over);
+        bytes
     }
 
     /// Marks the holes under these bytes as busy for the caller, who must settle them. Returns none when all has

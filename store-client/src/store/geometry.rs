@@ -87,25 +87,20 @@ impl Geometry {
         self.pool / self.frame
     }
 
+    /// Bytes of the whole frames in `free` bytes, of which `spare` frames hold nothing. A value of so many bytes is
+    /// sure to fit: rounding adds nothing to whole frames.
+    pub(super) fn whole_frames(&self, free: u64, spare: u64) -> u64 {
+        (free / self.frame).min(spare) * self.frame
+    }
+
     /// What a value of `len` bytes is stored in; `len` must not exceed the pool.
     pub(super) fn shape(&self, len: u64) -> Shape {
         match len {
             0 => Shape::Empty,
             1..=SLOT_MAX => Shape::Slot(Class::of(len)),
-            _ => {
-                let align = if self.is_alone(len) { self.frame } else { self.unit };
-                Shape::Block { bytes: self.footprint_in_block(len), align }
-            }
+            _ if len < ALONE * self.frame => Shape::Block { bytes: self.bin(len), align: self.unit },
+            _ => Shape::Block { bytes: len.next_multiple_of(self.frame), align: self.frame },
         }
-    }
-
-    /// Bytes that `len` bytes take from the budget where they have a block of their own.
-    pub(super) fn footprint_in_block(&self, len: u64) -> u64 {
-        if self.is_alone(len) { len.next_multiple_of(self.frame) } else { self.bin(len) }
-    }
-
-    fn is_alone(&self, len: u64) -> bool {
-        len >= ALONE * self.frame
     }
 
     /// Units to ask of the allocator so that `bytes` fit at a multiple of `align`.

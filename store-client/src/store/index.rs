@@ -103,17 +103,18 @@ impl Index {
         None
     }
 
-    /// Removes the oldest values until they add up to `want` bytes of the budget; adds them to `victims`, which the
-    /// caller drops after the lock, and returns their sum. Values that free nothing are spared.
-    pub(super) fn evict(&mut self, want: u64, victims: &mut Vec<Arc<Object>>) -> u64 {
+    /// Removes the oldest values until they add up to `bytes` of the budget, but no more than `most` of them. Those
+    /// that would free nothing are spared. The caller drops what it gets after the lock.
+    pub(super) fn evict(&mut self, bytes: u64, most: usize) -> Vec<Arc<Object>> {
+        let mut victims = Vec::new();
         let mut freed = 0;
-        while freed < want && self.oldest().is_some() {
+        while freed < bytes && victims.len() < most && self.oldest().is_some() {
             let popped = self.map.pop_lru().map(|(_, object)| object);
             let Some(object) = self.gone(popped) else { break };
             freed += object.footprint();
             victims.push(object);
         }
-        freed
+        victims
     }
 
     fn gone(&mut self, object: Option<Arc<Object>>) -> Option<Arc<Object>> {

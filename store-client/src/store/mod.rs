@@ -78,6 +78,9 @@ pub const META_MAX: usize = 512;
 /// The longest name of a namespace, in bytes.
 pub const SPACE_MAX: usize = 255;
 
+/// Values evicted under one hold of an index' lock.
+const BATCH: usize = 256;
+
 /// Which pages the pool is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Pages {
@@ -233,7 +236,7 @@ impl Store {
             used: charged.saturating_sub(granted),
             granted,
             free,
-            largest: free.min(spare * geometry.frame),
+            largest: geometry.whole_frames(free, spare),
             populated: warm * geometry.frame,
             objects: spaces.iter().map(|space| space.index.lock().len() as u64).sum(),
             evictions: shared.evictions.load(Ordering::Relaxed),
@@ -252,8 +255,17 @@ impl Shared {
         if !self.evict {
             return false;
         }
-        let mut victims = Vec::new();
-        let mut freed = namespace.index.lock().evict(bytes, &mut victims);
+        let (mut freed, mut evicted) = (0, 0);
+        // In batches, so that one large value does not shut the others out of the namespace for long. The values of
+        // a batch are dropped after the lock.
+        loop {
+            let victims = namespace.index.lock().evict(bytes.saturating_sub(freed), BATCH);
+            freed += victims.iter().map(|victim| victim.footprint()).sum::<u64>();
+            evicted += victims.len();
+            if victims.len() < BATCH {
+                break;
+            }
+        }
         if others && freed < bytes {
             let others = self.namespaces(|other| other.quota.is_none() && !std::ptr::eq(other, namespace));
             let oldest = || {
@@ -263,11 +275,13 @@ impl Shared {
             while freed < bytes
                 && let Some((_, other)) = oldest()
             {
-                freed += other.index.lock().evict(1, &mut victims);
+                let victims = other.index.lock().evict(1, 1);
+                freed += victims.iter().map(|victim| victim.footprint()).sum::<u64>();
+                evicted += victims.len();
             }
         }
-        self.evictions.fetch_add(victims.len() as u64, Ordering::Relaxed);
-        !victims.is_empty()
+        self.evictions.fetch_add(evicted as u64, Ordering::Relaxed);
+        evicted > 0
     }
 
     /// Why a value of this namespace finds no room.
@@ -275,7 +289,7 @@ impl Shared {
         let account = &namespace.account;
         let free = account.limit().saturating_sub(account.charged());
         let (_, _, spare) = self.pool.counts();
-        Error::Full { free, largest: free.min(spare * self.pool.geometry().frame) }
+        Error::Full { free, largest: self.pool.geometry().whole_frames(free, spare) }
     }
 
     fn namespaces(&self, which: impl Fn(&Namespace) -> bool) -> Vec<Arc<Namespace>> {

@@ -11,7 +11,6 @@ use std::{
 use super::{
     account::{Account, Charge, Pending},
     arena::{Arena, ArenaId, Carved, Place},
-    geometry::Geometry,
 };
 use crate::error::{Error, Result};
 
@@ -112,12 +111,12 @@ impl Grant {
     }
 
     /// Makes the first `len` bytes a value. What exceeds them is given up, as far as that is whole frames.
-    pub(super) fn into_object(self, len: u64, meta: &[u8], pin: bool, geometry: &Geometry) -> Object {
+    pub(super) fn into_object(self, len: u64, meta: &[u8], pin: bool) -> Object {
         let Self { mut extent, mut charge, pending } = self;
         drop(pending);
         if let Place::Block(_) = extent.place {
-            extent.arena.shorten(extent.offset, extent.len, len);
-            charge.lower(geometry.footprint_in_block(len));
+            let given_up = extent.arena.shorten(extent.offset, extent.len, len);
+            charge.lower(charge.bytes().saturating_sub(given_up).max(len));
         }
         extent.len = len;
         let meta = (!meta.is_empty()).then(|| meta.into());

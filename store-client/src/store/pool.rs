@@ -1,6 +1,7 @@
 //! The budget of memory, and the arenas that share it.
 
 use std::{
+    slice,
     sync::{
         Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
@@ -28,6 +29,9 @@ pub(super) enum Refused {
     /// The system refused.
     System(Error),
 }
+
+/// Busy frames, by arena.
+type Harvest = Vec<(Arc<Arena>, Vec<Run>)>;
 
 /// All memory of a store.
 #[derive(Debug)]
@@ -70,13 +74,16 @@ impl Pool {
 
     /// How many arenas there are, their frames with memory, and the frames that a new value could have at once.
     pub(super) fn counts(&self) -> (u64, u64, u64) {
+        // Under this lock no frame leaves an arena, so none is counted twice.
+        let unowned = self.spare.lock();
         let arenas = self.snapshot();
-        let unowned = *self.spare.lock();
-        let (warm, spare) = arenas
-            .iter()
-            .map(|arena| arena.counts())
-            .fold((0, 0), |sum, (warm, spare)| (sum.0 + warm as u64, sum.1 + spare as u64));
-        (arenas.len() as u64, warm, unowned + spare)
+        let (mut warm, mut spare) = (0, *unowned);
+        for arena in &arenas {
+            let counts = arena.counts();
+            warm += counts.0 as u64;
+            spare += counts.1 as u64;
+        }
+        (arenas.len() as u64, warm, spare)
     }
 
     /// An arena for a new owner that has room for `len` bytes: the idle one with the most warm memory to spare, else
@@ -151,7 +158,7 @@ impl Pool {
 
     /// Marks `want` frames that nothing lives in as busy: of idle arenas first, then of the asking writer, then of
     /// the others. Marks none where there are not enough, so that no warm memory is lost for nothing.
-    fn harvest(&self, own: &Arc<Arena>, want: u64) -> Result<Vec<(Arc<Arena>, Vec<Run>)>, Refused> {
+    fn harvest(&self, own: &Arc<Arena>, want: u64) -> Result<Harvest, Refused> {
         let mut arenas = self.snapshot();
         arenas.sort_by_key(|arena| (arena.is_owned(), !Arc::ptr_eq(arena, own)));
         let mut left = want;
@@ -246,7 +253,8 @@ fn fill(arena: &Arena, geometry: &Geometry, mut progress: impl FnMut(u64, u64)) 
                         break;
                     }
                     let end = total.min(start + step);
-                    let result = arena.populate(&[start as usize..end as usize]).map(|()| end - start);
+                    let run = start as usize..end as usize;
+                    let result = arena.populate(slice::from_ref(&run)).map(|()| end - start);
                     let failed = result.is_err();
                     // The receiver goes away at the first failure.
                     if sender.send(result).is_err() || failed {

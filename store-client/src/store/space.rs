@@ -97,7 +97,7 @@ impl Space {
         if !Arc::ptr_eq(grant.account(), &self.namespace.account) {
             return Err(Error::InvalidArgument { what: "the grant was made for another namespace".into() });
         }
-        let object = Arc::new(grant.into_object(len, meta, pin, self.shared.pool.geometry()));
+        let object = Arc::new(grant.into_object(len, meta, pin));
         let now = self.now();
         let mut index = self.index();
         if mode == Mode::Put && index.peek(key).is_some() {
@@ -123,6 +123,11 @@ impl Space {
     /// What was stored beside the value of `key`. No side effect.
     pub fn meta(&self, key: &str) -> Option<Vec<u8>> {
         self.index().peek(key).map(|object| object.meta().to_vec())
+    }
+
+    /// The value of `key`, without counting this as a use.
+    pub fn peek(&self, key: &str) -> Option<Arc<Object>> {
+        self.index().peek(key).cloned()
     }
 
     /// Whether `key` is there. No side effect.

@@ -73,6 +73,18 @@ impl Writer {
         }
     }
 
+    /// Reserves `len` bytes for a value of `space` where that costs nobody anything: nothing is evicted, and the place has
+    /// memory already and lies in an arena that the writer has.
+    pub fn reserve_idle(&self, space: &Space, len: u64) -> Option<Grant> {
+        let account = &space.namespace.account;
+        if len > account.limit() {
+            return None;
+        }
+        let charge = account.charge(self.shared.pool.geometry().shape(len).footprint()).ok()?;
+        let (extent, warm) = carve(&self.arenas.lock(), len, Start::Anywhere)?;
+        warm.then(|| Grant::new(extent, charge))
+    }
+
     /// Finds a place for `len` bytes and sees to it that it has memory.
     fn place(&self, len: u64) -> Result<Extent, Refused> {
         match self.place_at(len, Start::Anywhere) {

@@ -1,7 +1,7 @@
 //! The messages. Whatever arrives is from a peer and is checked by the receiver before use.
 
 use hal::{DeviceUuid, IpcHandle, NotExportable};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::{
     error::Result,
@@ -20,6 +20,10 @@ pub(crate) const INLINE_MAX: usize = 16 * 1024;
 /// The most descriptors beside a message; the kernel's limit is 253.
 pub(crate) const DESCRIPTORS_MAX: usize = 240;
 
+/// The most slots of a message. Each then has room for its verdict and a usual description; where a batch still does not
+/// fit, its later slots answer [`Error::ResourceExhausted`](crate::Error::ResourceExhausted) and are asked for again.
+pub(crate) const SLOTS_MAX: usize = 1024;
+
 /// A request. The answer bears the same `id`; `id` 0 asks for no answer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Frame<'a> {
@@ -37,7 +41,7 @@ pub(crate) enum Request<'a> {
     /// Asks for memory to write into, one grant for each length.
     Reserve { lens: Vec<u64> },
     /// Makes written grants into values, then reserves `ahead` bytes (0: none) for the next put if that costs nobody
-    /// anything.
+    /// anything. A grant is used up by this, whatever the verdict.
     Commit {
         #[serde(borrow)]
         items: Vec<CommitItem<'a>>,
@@ -47,7 +51,15 @@ pub(crate) enum Request<'a> {
     /// Gives grants back unused.
     Abandon { grants: Vec<u64> },
     /// A small value, in the message.
-    PutInline { key: &'a str, meta: &'a [u8], bytes: &'a [u8], mode: Mode, why: Fallback },
+    PutInline {
+        key: &'a str,
+        #[serde(serialize_with = "whole")]
+        meta: &'a [u8],
+        #[serde(serialize_with = "whole")]
+        bytes: &'a [u8],
+        mode: Mode,
+        why: Fallback,
+    },
     /// Values that the node copies out of the client's own memory. Descriptors beside, in the handles' order.
     PutIpc {
         handles: Vec<IpcHandle>,
@@ -93,6 +105,7 @@ pub(crate) enum Request<'a> {
 pub(crate) struct CommitItem<'a> {
     pub(crate) grant: u64,
     pub(crate) key: &'a str,
+    #[serde(serialize_with = "whole")]
     pub(crate) meta: &'a [u8],
     pub(crate) len: u64,
     pub(crate) path: Path,
@@ -101,6 +114,7 @@ pub(crate) struct CommitItem<'a> {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct IpcItem<'a> {
     pub(crate) key: &'a str,
+    #[serde(serialize_with = "whole")]
     pub(crate) meta: &'a [u8],
     /// Which of the message's handles.
     pub(crate) handle: u64,
@@ -205,7 +219,7 @@ pub(crate) enum Reply<'a> {
     },
     /// To `Remove` and `SetPinned`: whether each key was there.
     Found(Vec<Result<bool>>),
-    /// To `RemovePrefix`: how many went.
+    /// To `RemovePrefix`, and to `Abandon` and `Release` where an answer is asked for: how many went.
     Removed(u64),
     /// To `List`.
     Listed {
@@ -240,13 +254,31 @@ pub(crate) struct ArenaInfo {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Held<'a> {
     /// `len` bytes at `offset` of `arena` stay as they are until `hold` is released.
-    Shared { hold: u64, arena: u64, offset: u64, len: u64, meta: &'a [u8] },
+    Shared {
+        hold: u64,
+        arena: u64,
+        offset: u64,
+        len: u64,
+        #[serde(serialize_with = "whole")]
+        meta: &'a [u8],
+    },
     /// The whole value.
-    Inline { bytes: &'a [u8], meta: &'a [u8] },
+    Inline {
+        #[serde(serialize_with = "whole")]
+        bytes: &'a [u8],
+        #[serde(serialize_with = "whole")]
+        meta: &'a [u8],
+    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Described<'a> {
     pub(crate) len: u64,
+    #[serde(serialize_with = "whole")]
     pub(crate) meta: &'a [u8],
+}
+
+/// Writes bytes in one piece: serde takes a slice for a sequence and would write them one by one. The form is the same.
+fn whole<S: Serializer>(bytes: &&[u8], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_bytes(bytes)
 }

@@ -34,6 +34,9 @@ const BUFFER: usize = 2 * MESSAGE_MAX;
 /// The longest path of a socket; the kernel's address has room for it and a zero.
 const PATH_MAX: usize = 107;
 
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
 const CONTROL: usize = cmsg_space!(ScmRights(DESCRIPTORS_MAX));
 
 /// One end of a connection. All methods work from any thread; a message goes to one of the threads that wait for it.
@@ -45,9 +48,44 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
+    /// The address of a socket in the file system.
+    ///
+    /// *Errors*: `InvalidInput` for a path that is too long for one.
+    pub(crate) fn address(path: &Path) -> io::Result<SocketAddrUnix> {
+        let len = path.as_os_str().len();
+        if len > PATH_MAX {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!(
+                    "the socket path has {len} bytes, at most {PATH_MAX} are possible: {}",
+                    path.display()
+                ),
+            ));
+        }
+        Ok(SocketAddrUnix::new(path)?)
+    }
+
+    /// A socket that others connect to, with a file that only its owner may open.
+    pub(crate) fn listen(address: &SocketAddrUnix) -> io::Result<Self> {
+        let fd = unconnected()?;
+        // The file gets the descriptor's mode when it is made, so there is no moment at which it is open to others.
+        rustix::fs::fchmod(&fd, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
+        rustix::net::bind(&fd, address)?;
+        rustix::net::listen(&fd, BACKLOG)?;
+        Ok(Socket { fd, sliced: AtomicBool::new(false) })
+    }
+
+    /// Waits for the next one that connects to this listening socket. [`shutdown`](Self::shutdown) ends the wait with an
+    /// error.
+    pub(crate) fn accept(&self) -> io::Result<Self> {
+        Self::from_connected(retry_on_intr(|| rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC))?)
+    }
+
     /// Connects to the socket at `path`.
+    ///
+    /// *Errors*: `TimedOut` where nobody accepts; else as [`address`](Self::address) and `connect(2)`.
     pub(crate) fn connect(path: &Path, deadline: Deadline) -> io::Result<Self> {
-        let address = address(path)?;
+        let address = Self::address(path)?;
         let fd = unconnected()?;
         if let Some(left) = deadline.left() {
             // Bounds the wait for a daemon that does not accept; later sends never block in the kernel.
@@ -61,22 +99,11 @@ impl Socket {
         }
     }
 
-    /// Takes over a connected descriptor.
-    pub(crate) fn from_connected(fd: OwnedFd) -> io::Result<Self> {
-        // The kernel cuts it to what the administrator allows.
-        sockopt::set_socket_send_buffer_size(&fd, BUFFER)?;
-        Ok(Socket { fd, sliced: AtomicBool::new(false) })
-    }
-
     /// Two ends that are connected to each other.
     #[cfg(test)]
     pub(crate) fn pair() -> io::Result<(Self, Self)> {
-        let (a, b) = rustix::net::socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
+        let (a, b) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         Ok((Self::from_connected(a)?, Self::from_connected(b)?))
     }
 
@@ -149,6 +176,12 @@ impl Socket {
     pub(crate) fn shutdown(&self) {
         // It fails only where the connection is gone already.
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
+    }
+
+    fn from_connected(fd: OwnedFd) -> io::Result<Self> {
+        // The kernel cuts it to what the administrator allows.
+        sockopt::set_socket_send_buffer_size(&fd, BUFFER)?;
+        Ok(Socket { fd, sliced: AtomicBool::new(false) })
     }
 
     /// One attempt, without waiting.
@@ -226,22 +259,9 @@ impl AsFd for Socket {
     }
 }
 
-/// A new socket without a connection.
-pub(crate) fn unconnected() -> io::Result<OwnedFd> {
+fn unconnected() -> io::Result<OwnedFd> {
     let family = AddressFamily::UNIX;
     Ok(rustix::net::socket_with(family, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
-}
-
-/// The address of a socket in the file system.
-pub(crate) fn address(path: &Path) -> io::Result<SocketAddrUnix> {
-    let len = path.as_os_str().len();
-    if len > PATH_MAX {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            format!("the socket path has {len} bytes, at most {PATH_MAX} are possible: {}", path.display()),
-        ));
-    }
-    Ok(SocketAddrUnix::new(path)?)
 }
 
 /// The one question that rustix (1.1) answers wrongly: its process id cannot be 0, which is what the kernel says of a peer
@@ -256,7 +276,8 @@ mod credentials {
     use super::Peer;
 
     const SOL_SOCKET: c_int = 1;
-    const SO_PEERCRED: c_int = if cfg!(any(target_arch = "powerpc", target_arch = "powerpc64")) { 21 } else { 17 };
+    const SO_PEERCRED: c_int =
+        if cfg!(any(target_arch = "powerpc", target_arch = "powerpc64")) { 21 } else { 17 };
 
     #[repr(C)]
     #[derive(Default)]
@@ -274,7 +295,8 @@ mod credentials {
         let mut value = Ucred::default();
         let mut len = size_of::<Ucred>() as c_uint;
         // SAFETY: both pointers are to live values of ours, and the kernel writes at most `len` bytes to the first.
-        let outcome = unsafe { getsockopt(socket.as_raw_fd(), SOL_SOCKET, SO_PEERCRED, &mut value, &mut len) };
+        let outcome =
+            unsafe { getsockopt(socket.as_raw_fd(), SOL_SOCKET, SO_PEERCRED, &mut value, &mut len) };
         if outcome != 0 {
             return Err(io::Error::last_os_error());
         }

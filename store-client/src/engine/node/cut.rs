@@ -7,11 +7,11 @@ use hal::{Device, IpcHandle, Token};
 use crate::{
     arrow::{Handle, Ready, Route},
     store::META_MAX,
-    wire::{DESCRIPTORS_MAX, IpcItem, MESSAGE_MAX},
+    wire::{DESCRIPTORS_MAX, IpcItem, MESSAGE_MAX, SLOTS_MAX},
 };
 
 /// The most items whose answers say no more than a verdict.
-pub(super) const VERDICTS: usize = 1024;
+pub(super) const VERDICTS: usize = SLOTS_MAX;
 /// The most items whose answers may hold a description, or an error of a driver, which is about as long.
 pub(super) const DESCRIPTIONS: usize = MESSAGE_MAX / (META_MAX + 64);
 

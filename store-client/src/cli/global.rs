@@ -1,0 +1,140 @@
+//! The options that every command takes.
+
+use std::{env, ffi::OsString, io::IsTerminal, path::PathBuf, time::Duration};
+
+use haulier::{AnyDevice, Options, StoreClient, devices, node};
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
+
+use super::{
+    exit::{Exit, Failure, Result},
+    output::Output,
+};
+
+const SOCKET_VAR: &str = "HAULIER_SOCKET";
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Global {
+    /// The node's socket [default: $HAULIER_SOCKET, else a private one of this user]
+    #[arg(long, global = true, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+
+    /// The namespace to work in; keys of other ones are invisible
+    #[arg(long, global = true, value_name = "NAME", default_value = "")]
+    pub(crate) namespace: String,
+
+    /// Print results and errors as JSON
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    /// The longest that one call to the node may take
+    #[arg(long, global = true, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    pub(crate) timeout: Duration,
+
+    /// Log more, on stderr (-vv for all; RUST_LOG=FILTER says which parts)
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+
+    /// End when this parent process ends
+    #[arg(long, global = true, hide = true, value_name = "PID")]
+    parent: Option<u32>,
+}
+
+impl Global {
+    pub(crate) fn output(&self) -> Output {
+        Output { json: self.json }
+    }
+
+    /// The socket to use.
+    pub(crate) fn socket(&self) -> PathBuf {
+        let named = self
+            .socket
+            .clone()
+            .or_else(|| env::var_os(SOCKET_VAR).filter(|v| !v.is_empty()).map(PathBuf::from));
+        named.unwrap_or_else(node::default_socket)
+    }
+
+    /// A client of the node, for host memory.
+    pub(crate) fn connect(&self) -> Result<StoreClient<AnyDevice>> {
+        Ok(StoreClient::connect(host()?, self.socket(), self.options())?)
+    }
+
+    /// How clients are opened.
+    pub(crate) fn options(&self) -> Options {
+        Options { namespace: self.namespace.clone(), deadline: self.timeout, ..Options::default() }
+    }
+
+    /// Logs go to stderr: warnings, and what a daemon has to tell.
+    pub(crate) fn start_logging(&self, daemon: bool) -> Result<()> {
+        let level = match self.verbose + u8::from(daemon) {
+            0 => LevelFilter::WARN,
+            1 => LevelFilter::INFO,
+            2 => LevelFilter::DEBUG,
+            _ => LevelFilter::TRACE,
+        };
+        let filter = EnvFilter::builder()
+            .with_default_directive(level.into())
+            .from_env()
+            .map_err(|e| Failure::usage(format!("RUST_LOG: {e}")))?;
+        let stderr = std::io::stderr;
+        tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_ansi(stderr().is_terminal())
+            .with_writer(stderr)
+            .init();
+        Ok(())
+    }
+
+    /// Ends this process when its parent ends, however that may happen.
+    pub(crate) fn follow_parent(&self) -> Result<()> {
+        let Some(parent) = self.parent else { return Ok(()) };
+        set_parent_process_death_signal(Some(Signal::TERM))
+            .map_err(|e| Failure::system("following the parent", e))?;
+        // It may have ended before the kernel was asked.
+        let still = getppid().is_some_and(|pid| pid.as_raw_nonzero().get().unsigned_abs() == parent);
+        if still {
+            Ok(())
+        } else {
+            Err(Failure::new(Exit::Interrupted, "interrupted", "the parent process is gone"))
+        }
+    }
+
+    /// What a child process needs to be given, to work with the node at `socket` as this process would.
+    pub(crate) fn for_child(&self, socket: PathBuf) -> Vec<OsString> {
+        let mut args: Vec<OsString> =
+            vec!["--json".into(), "--parent".into(), std::process::id().to_string().into()];
+        args.extend(["--socket".into(), socket.into()]);
+        args.extend(["--timeout".into(), self.timeout.as_secs_f64().to_string().into()]);
+        args.extend(["--namespace".into(), self.namespace.clone().into()]);
+        args
+    }
+}
+
+/// The device for host memory; where that backend is not built, any other copies from and to the host as well.
+pub(crate) fn host() -> Result<AnyDevice> {
+    let mut found = devices::backends().into_iter().flat_map(|backend| backend.devices);
+    found.next().ok_or_else(|| {
+        Failure::new(Exit::Refused, "not_present", "no backend has a device here; see `haulier devices`")
+    })
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(limit) if !limit.is_zero() => Ok(limit),
+        _ => Err("must be more than 0 seconds".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timeout_is_a_positive_number_of_seconds() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for text in ["0", "-1", "inf", "nan", "1e30", "soon", ""] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+    }
+}

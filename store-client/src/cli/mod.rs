@@ -1,0 +1,130 @@
+//! The `haulier` command: one file per command, and what they share.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `global` | the options that every command takes, and the connection that they describe |
+//! | `exit` | exit codes and error messages |
+//! | `output` | tables, JSON, progress bars |
+//! | `size`, `counters` | sizes as people write them, the store's counters as it writes them |
+//! | `model`, `memory` | safetensors files, device buffers |
+//! | `child` | processes that the command starts and ends |
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand, error::ErrorKind};
+
+use self::exit::{Exit, Failure, Result};
+
+mod bench;
+mod child;
+mod counters;
+mod demo;
+mod devices;
+mod exit;
+mod get;
+mod global;
+mod ls;
+mod memory;
+mod model;
+mod output;
+mod put;
+mod rm;
+mod serve;
+mod size;
+mod stat;
+
+/// Hauls tensors between accelerator memory and a key-value store.
+#[derive(Debug, Parser)]
+#[command(name = "haulier", version, after_help = exit::HELP, max_term_width = 120)]
+struct Cli {
+    #[command(flatten)]
+    global: global::Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Demo(demo::Args),
+    Serve(serve::Args),
+    Put(put::Args),
+    Get(get::Args),
+    Ls(ls::Args),
+    Rm(rm::Args),
+    Stat(stat::Args),
+    Devices(devices::Args),
+    Bench(bench::Args),
+    #[command(hide = true)]
+    DemoRole(demo::RoleArgs),
+    #[command(hide = true)]
+    BenchEcho,
+}
+
+/// Runs the command that the command line asks for.
+pub(crate) fn main() -> ExitCode {
+    let (outcome, json) = match Cli::try_parse() {
+        Ok(cli) => (run(&cli), cli.global.json),
+        Err(e) => (refuse(&e), std::env::args().any(|arg| arg == "--json")),
+    };
+    let exit = match outcome {
+        Ok(()) => Exit::Ok,
+        Err(failure) => {
+            failure.report(json);
+            failure.exit
+        }
+    };
+    ExitCode::from(exit as u8)
+}
+
+fn run(cli: &Cli) -> Result<()> {
+    let global = &cli.global;
+    global.start_logging(matches!(cli.command, Command::Serve(_)))?;
+    global.follow_parent()?;
+    match &cli.command {
+        Command::Demo(args) => demo::run(global, args),
+        Command::Serve(args) => serve::run(global, args),
+        Command::Put(args) => put::run(global, args),
+        Command::Get(args) => get::run(global, args),
+        Command::Ls(args) => ls::run(global, args),
+        Command::Rm(args) => rm::run(global, args),
+        Command::Stat(args) => stat::run(global, args),
+        Command::Devices(args) => devices::run(global, args),
+        Command::Bench(args) => bench::run(global, args),
+        Command::DemoRole(args) => demo::run_role(global, args),
+        Command::BenchEcho => bench::echo(),
+    }
+}
+
+/// What clap has to say: help and versions are results, everything else is a failure.
+fn refuse(e: &clap::Error) -> Result<()> {
+    match e.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => output::write(e.to_string().as_bytes()),
+        _ => {
+            let text = e.to_string();
+            Err(Failure::usage(text.trim_start_matches("error: ").trim_end()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_a_usage_failure_and_help_is_not() {
+        let parse = |args: &[&str]| Cli::try_parse_from([&["haulier"], args].concat()).unwrap_err();
+        for args in
+            [&["nonsense"][..], &["serve", "--pool", "big"], &["put"], &["--timeout", "-1", "stat"], &[]]
+        {
+            assert_eq!(refuse(&parse(args)).unwrap_err().exit, Exit::Usage, "{args:?}");
+        }
+        assert!(refuse(&parse(&["--help"])).is_ok());
+    }
+}

@@ -1,0 +1,64 @@
+//! `haulier stat`: how the store is doing.
+
+use haulier::Stat;
+use serde::Serialize;
+
+use super::{
+    counters::{self, Counter},
+    exit::Result,
+    global::Global,
+    output,
+    size::Size,
+};
+
+/// Show how the store is doing: memory, values, and which way bytes went
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Print the counters in Prometheus text form
+    #[arg(long, conflicts_with = "json")]
+    prometheus: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    stat: Stat,
+    counters: Vec<Counter>,
+}
+
+pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
+    let client = global.connect()?;
+    if args.prometheus {
+        return output::write(client.metrics()?.as_bytes());
+    }
+    let shown = Shown { stat: client.stat()?, counters: counters::of(&client)? };
+    global.output().show(&shown, || text(&shown))
+}
+
+fn text(shown: &Shown) -> String {
+    let stat = &shown.stat;
+    let mut table = output::table(&["STORE", ">"]);
+    for (what, value) in [
+        ("pool", Size(stat.pool).to_string()),
+        ("used by values", Size(stat.used).to_string()),
+        ("being written", Size(stat.granted).to_string()),
+        ("free", Size(stat.free).to_string()),
+        ("largest sure to fit", Size(stat.largest).to_string()),
+        ("memory in arenas", Size(stat.populated).to_string()),
+        ("page", Size(stat.page).to_string()),
+        ("values", stat.objects.to_string()),
+        ("evictions", stat.evictions.to_string()),
+        ("arenas", stat.arenas.to_string()),
+        ("namespaces", stat.spaces.to_string()),
+    ] {
+        table.add_row([what.to_owned(), value]);
+    }
+    let mut counters = output::table(&["COUNTER", "OF", ">"]);
+    for counter in shown.counters.iter().filter(|counter| counter.is_tally()) {
+        counters.add_row([counter.name.clone(), counter.labels_text(), counter.value.to_string()]);
+    }
+    if counters.is_empty() {
+        return table.trim_fmt();
+    }
+    format!("{}\n\n{}", table.trim_fmt(), counters.trim_fmt())
+}

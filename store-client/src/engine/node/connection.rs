@@ -1,0 +1,574 @@
+//! One connection to the node daemon: requests that take turns, what they map, and what is owed to the daemon.
+//!
+//! The daemon is a peer. What it sends is checked against the request and against the mappings before use; an answer that
+//! is not acceptable ends the connection for requests. It is closed only when its last view and buffer are gone,
+//! because its end is what lets go of the holds and grants on it.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    fmt, io, mem,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::PathBuf,
+    process,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use hal::{Deadline, DeviceUuid, Region};
+use parking_lot::{Mutex, MutexGuard, RwLock};
+
+use super::grant::{Grant, suits};
+use crate::{
+    error::{Error, Result},
+    shm::{Access, Mapping},
+    store::{Mode, Put},
+    wire::{
+        Answer, ArenaInfo, CommitItem, Frame, Granted, Held, MESSAGE_MAX, Reply, Request, Socket, VERSION,
+    },
+};
+
+/// Identifiers that go back in one message.
+const BACK_MAX: usize = 4096;
+
+/// What an engine connects to, time and again. It also tells the buffers of one engine from those of another.
+#[derive(Debug)]
+pub(super) struct Origin {
+    pub(super) socket: PathBuf,
+    pub(super) namespace: String,
+    pub(super) device: DeviceUuid,
+}
+
+/// Why a request has no answer.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// It was refused as a whole, by the daemon or here. The connection goes on.
+    Refused(Error),
+    /// The deadline passed. The connection goes on.
+    Timeout {
+        /// Whether the daemon may have got the request.
+        sent: bool,
+    },
+    /// The socket has ended.
+    Lost {
+        /// Whether the daemon may have got the request.
+        sent: bool,
+        /// How it showed.
+        reason: String,
+    },
+    /// The daemon broke the protocol, and the connection is given up.
+    Broken(Error),
+}
+
+impl Fault {
+    /// What the caller of `op` is told.
+    pub(super) fn into_error(self, op: &str, origin: &Origin) -> Error {
+        match self {
+            Fault::Refused(e) | Fault::Broken(e) => e,
+            Fault::Timeout { .. } => Error::Timeout { op: op.into() },
+            Fault::Lost { reason, .. } => unreachable(origin, reason),
+        }
+    }
+
+    /// Whether what the request carried may be the daemon's by now.
+    fn may_have_arrived(&self) -> bool {
+        match self {
+            Fault::Refused(_) => false,
+            Fault::Timeout { sent } | Fault::Lost { sent, .. } => *sent,
+            Fault::Broken(_) => true,
+        }
+    }
+}
+
+/// A value that is held, or that came whole.
+#[derive(Debug)]
+pub(super) enum Taken {
+    /// It stays as it is until `hold` is released.
+    Shared { hold: u64, arena: u64, offset: u64, len: u64, meta: Box<[u8]> },
+    /// A copy.
+    Inline { bytes: Box<[u8]>, meta: Box<[u8]> },
+}
+
+pub(super) struct Connection {
+    socket: Socket,
+    origin: Arc<Origin>,
+    opened_in: u32,
+    instance: u64,
+    imports: bool,
+    /// Locked from a request to its answer.
+    line: Mutex<Line>,
+    /// What waits to go back to the daemon, because the socket was full.
+    owed: Mutex<Owed>,
+    /// The one grant that was given ahead.
+    spare: Mutex<Option<Granted>>,
+    readable: RwLock<HashMap<u64, Arc<Mapping>>>,
+    writable: RwLock<HashMap<u64, Arc<Mapping>>>,
+    /// No more requests.
+    ended: AtomicBool,
+}
+
+/// What a request in progress uses. The buffers are reused.
+struct Line {
+    last: u64,
+    /// Requests whose answer was not waited for and may still come.
+    given_up: Vec<u64>,
+    out: Box<[u8]>,
+    inbox: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
+}
+
+#[derive(Default)]
+struct Owed {
+    holds: Vec<u64>,
+    grants: Vec<u64>,
+}
+
+impl Connection {
+    /// Connects to the daemon.
+    ///
+    /// *Errors*: [`Error::Unreachable`] where none answers, [`Error::Timeout`] where it is too slow, [`Error::Protocol`]
+    /// where it speaks another version.
+    pub(super) fn open(origin: &Arc<Origin>, deadline: Deadline) -> Result<Arc<Self>> {
+        const OP: &str = "connecting to the node daemon";
+        let socket = Socket::connect(&origin.socket, deadline).map_err(|e| match e.kind() {
+            io::ErrorKind::TimedOut => Error::Timeout { op: OP.into() },
+            io::ErrorKind::InvalidInput => Error::InvalidArgument { what: e.to_string() },
+            _ => unreachable(origin, e.to_string()),
+        })?;
+        Self::over(socket, origin, deadline).map_err(|fault| fault.into_error(OP, origin))
+    }
+
+    /// Introduces itself over a connected socket.
+    pub(super) fn over(socket: Socket, origin: &Arc<Origin>, deadline: Deadline) -> Result<Arc<Self>, Fault> {
+        let line = Line {
+            last: 0,
+            given_up: Vec::new(),
+            out: vec![0; MESSAGE_MAX].into_boxed_slice(),
+            inbox: Vec::new(),
+            descriptors: Vec::new(),
+        };
+        let mut connection = Connection {
+            socket,
+            origin: Arc::clone(origin),
+            opened_in: process::id(),
+            instance: 0,
+            imports: false,
+            line: Mutex::new(line),
+            owed: Mutex::default(),
+            spare: Mutex::default(),
+            readable: RwLock::default(),
+            writable: RwLock::default(),
+            ended: AtomicBool::new(false),
+        };
+        let hello = Request::Hello { version: VERSION, namespace: &origin.namespace, device: origin.device };
+        let (instance, imports) = connection.call(hello, &[], deadline, |reply, _| match reply {
+            Reply::Welcome { version: VERSION, instance, imports, .. } => Ok((instance, imports)),
+            Reply::Welcome { version, .. } => Err(Error::Protocol {
+                reason: format!("the daemon speaks version {version}, this client {VERSION}; update the older one"),
+            }),
+            _ => Err(astray()),
+        })?;
+        (connection.instance, connection.imports) = (instance, imports);
+        Ok(Arc::new(connection))
+    }
+
+    /// What it was opened for.
+    pub(super) fn origin(&self) -> &Arc<Origin> {
+        &self.origin
+    }
+
+    /// Names the daemon's life: a restarted one, whose old memory is gone, has another.
+    pub(super) fn instance(&self) -> u64 {
+        self.instance
+    }
+
+    /// Whether the daemon opens memory of the client's device.
+    pub(super) fn imports(&self) -> bool {
+        self.imports
+    }
+
+    /// Whether no more requests can be made.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Sends a request and gives its answer to `take`, whose error says that the answer is not acceptable. Late answers to
+    /// earlier requests are skipped, and what they grant or hold goes back.
+    pub(super) fn call<R>(
+        &self,
+        request: Request<'_>,
+        descriptors: &[BorrowedFd<'_>],
+        deadline: Deadline,
+        take: impl FnOnce(Reply<'_>, &mut Vec<OwnedFd>) -> Result<R>,
+    ) -> Result<R, Fault> {
+        let unsent = Fault::Timeout { sent: false };
+        if deadline.is_passed() {
+            return Err(unsent);
+        }
+        let Some(mut line) = lock(&self.line, deadline) else { return Err(unsent) };
+        if self.has_ended() {
+            return Err(Fault::Lost { sent: false, reason: "it ended during another request".into() });
+        }
+        self.pay(&mut line, deadline)?;
+        let id = line.last + 1;
+        self.send(&mut line, &Frame { id, request }, descriptors, deadline)?;
+        line.last = id;
+        let outcome = self.receive(&mut line, id, deadline, take);
+        // Closes descriptors that nobody asked for.
+        line.descriptors.clear();
+        if let Err(Fault::Timeout { .. }) = outcome {
+            line.given_up.push(id);
+        }
+        outcome
+    }
+
+    fn send(
+        &self,
+        line: &mut Line,
+        frame: &Frame<'_>,
+        descriptors: &[BorrowedFd<'_>],
+        deadline: Deadline,
+    ) -> Result<(), Fault> {
+        let bytes = postcard::to_slice(frame, &mut line.out).map_err(|_| {
+            let what = format!("the request does not fit a message of {MESSAGE_MAX} bytes");
+            Fault::Refused(Error::InvalidArgument { what })
+        })?;
+        self.socket.send(bytes, descriptors, deadline).map_err(|e| match e.kind() {
+            io::ErrorKind::TimedOut => Fault::Timeout { sent: false },
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::NotConnected => {
+                self.lost(false, e.to_string())
+            }
+            // The kernel has no memory for the message, or too many descriptors are on their way.
+            _ => Fault::Refused(Error::ResourceExhausted { what: format!("the socket to the node daemon ({e})") }),
+        })
+    }
+
+    fn receive<R>(
+        &self,
+        line: &mut Line,
+        id: u64,
+        deadline: Deadline,
+        take: impl FnOnce(Reply<'_>, &mut Vec<OwnedFd>) -> Result<R>,
+    ) -> Result<R, Fault> {
+        let Line { given_up, inbox, descriptors, .. } = line;
+        loop {
+            let len = match self.socket.recv(inbox, descriptors, deadline) {
+                Ok(0) => return Err(self.lost(true, "the daemon closed it".into())),
+                Ok(len) => len,
+                Err(e) => {
+                    return Err(match e.kind() {
+                        io::ErrorKind::TimedOut => Fault::Timeout { sent: true },
+                        io::ErrorKind::InvalidData => self.broken(Error::Protocol { reason: e.to_string() }),
+                        _ => self.lost(true, e.to_string()),
+                    });
+                }
+            };
+            let answer: Answer<'_> = postcard::from_bytes(&inbox[..len]).map_err(|e| {
+                self.broken(Error::Protocol { reason: format!("an answer cannot be read ({e})") })
+            })?;
+            // Whether the answer is late or not, these arenas are sent only once.
+            if let Reply::Reserved { arenas, .. } = &answer.reply {
+                self.admit(arenas, descriptors).map_err(|e| self.broken(e))?;
+            }
+            if answer.id != id {
+                let Some(at) = given_up.iter().position(|&other| other == answer.id) else {
+                    let reason = format!("answer {} belongs to no request", answer.id);
+                    return Err(self.broken(Error::Protocol { reason }));
+                };
+                given_up.swap_remove(at);
+                self.give_back(answer.reply);
+                continue;
+            }
+            return match answer.reply {
+                Reply::Refused(e) => Err(Fault::Refused(e)),
+                reply => take(reply, descriptors).map_err(|e| match e {
+                    Error::Protocol { .. } => self.broken(e),
+                    e => Fault::Refused(e),
+                }),
+            };
+        }
+    }
+
+    /// Maps arenas that the daemon lets this client write.
+    fn admit(&self, arenas: &[ArenaInfo], descriptors: &mut Vec<OwnedFd>) -> Result<()> {
+        if arenas.len() != descriptors.len() {
+            let reason = format!("{} arenas came with {} descriptors", arenas.len(), descriptors.len());
+            return Err(Error::Protocol { reason });
+        }
+        for (arena, descriptor) in arenas.iter().zip(descriptors.drain(..)) {
+            match self.writable.write().entry(arena.id) {
+                Entry::Occupied(_) => {
+                    return Err(Error::Protocol { reason: format!("arena {} came twice", arena.id) });
+                }
+                Entry::Vacant(place) => {
+                    place.insert(Arc::new(Mapping::new(descriptor.as_fd(), arena.len, Access::Write)?));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back what an answer that nobody waits for has brought.
+    fn give_back(&self, late: Reply<'_>) {
+        match late {
+            Reply::Reserved { grants, .. } => {
+                self.abandon(grants.iter().flatten().map(|granted| granted.grant).collect());
+            }
+            Reply::Committed { ahead: Some(granted), .. } => self.abandon(vec![granted.grant]),
+            Reply::Held { slots } => {
+                let holds = slots.iter().flatten().filter_map(|held| match held {
+                    Held::Shared { hold, .. } => Some(*hold),
+                    Held::Inline { .. } => None,
+                });
+                self.release(holds.collect());
+            }
+            _ => {}
+        }
+    }
+
+    /// Lets holds go: now, or with the next request where the socket is full.
+    pub(super) fn release(&self, holds: Vec<u64>) {
+        self.put_back(Owed { holds, grants: Vec::new() });
+    }
+
+    /// Gives grants back unused, in the same way.
+    pub(super) fn abandon(&self, grants: Vec<u64>) {
+        self.put_back(Owed { holds: Vec::new(), grants });
+    }
+
+    fn put_back(&self, mut back: Owed) {
+        // The socket of a forked child is its parent's, and so are the holds and grants.
+        if self.has_ended() || process::id() != self.opened_in {
+            return;
+        }
+        while let Some(request) = back.next() {
+            let frame = Frame { id: 0, request };
+            let sent = postcard::to_stdvec(&frame).is_ok_and(|bytes| matches!(self.socket.try_send(&bytes), Ok(true)));
+            if !sent {
+                // If the socket has ended, the next request notices.
+                self.owed.lock().add(frame.request, back);
+                return;
+            }
+        }
+    }
+
+    /// Sends what could not be sent before.
+    fn pay(&self, line: &mut Line, deadline: Deadline) -> Result<(), Fault> {
+        let mut owed = mem::take(&mut *self.owed.lock());
+        while let Some(request) = owed.next() {
+            let frame = Frame { id: 0, request };
+            if let Err(fault) = self.send(line, &frame, &[], deadline) {
+                self.owed.lock().add(frame.request, owed);
+                return Err(fault);
+            }
+        }
+        Ok(())
+    }
+
+    /// The arena for reading, where it is mapped: the client's own are, and the copy out of one needs no second mapping.
+    pub(super) fn for_copy(&self, arena: u64, deadline: Deadline) -> Result<Arc<Mapping>, Fault> {
+        match self.writable.read().get(&arena) {
+            Some(mapping) => Ok(Arc::clone(mapping)),
+            None => self.for_view(arena, deadline),
+        }
+    }
+
+    /// The arena, mapped so that nobody in this process can write it.
+    pub(super) fn for_view(&self, arena: u64, deadline: Deadline) -> Result<Arc<Mapping>, Fault> {
+        if let Some(mapping) = self.readable.read().get(&arena) {
+            return Ok(Arc::clone(mapping));
+        }
+        let mapping = self.call(Request::Arena { id: arena }, &[], deadline, |reply, descriptors| {
+            match (reply, descriptors.pop()) {
+                (Reply::Arena { len }, Some(file)) => Mapping::new(file.as_fd(), len, Access::Read),
+                _ => Err(astray()),
+            }
+        })?;
+        // Another thread may have been as fast.
+        Ok(Arc::clone(self.readable.write().entry(arena).or_insert_with(|| Arc::new(mapping))))
+    }
+
+    /// Where the `len` bytes of a hold lie in a mapping.
+    pub(super) fn range(&self, mapping: &Mapping, offset: u64, len: u64) -> Result<Region, Fault> {
+        mapping.range(offset, len).map_err(|e| self.broken(e))
+    }
+
+    /// Where the first `len` bytes of a grant lie, and their mapping.
+    pub(super) fn granted(&self, granted: Granted, len: u64) -> Result<(Option<Arc<Mapping>>, Region)> {
+        if granted.capacity < len {
+            let reason = format!("{} bytes were granted where {len} were asked for", granted.capacity);
+            return Err(Error::Protocol { reason });
+        }
+        if len == 0 {
+            return Ok((None, Region::host(0, 0)));
+        }
+        let Some(mapping) = self.writable.read().get(&granted.arena).cloned() else {
+            let reason = format!("a grant lies in arena {}, which was never sent", granted.arena);
+            return Err(Error::Protocol { reason });
+        };
+        // All of it, so that no part of a spare grant is found wanting later.
+        mapping.range(granted.offset, granted.capacity)?;
+        let region = mapping.range(granted.offset, len)?;
+        Ok((Some(mapping), region))
+    }
+
+    /// Memory for values of these lengths.
+    pub(super) fn reserve(
+        self: &Arc<Self>,
+        lens: &[u64],
+        deadline: Deadline,
+    ) -> Result<Vec<Result<Grant>>, Fault> {
+        self.call(Request::Reserve { lens: lens.to_vec() }, &[], deadline, |reply, _| match reply {
+            Reply::Reserved { grants, .. } => {
+                let grants = counted(grants, lens.len())?.into_iter().zip(lens);
+                grants
+                    .map(|(granted, &len)| match granted {
+                        Ok(granted) => Grant::new(self, granted, len).map(Ok),
+                        Err(e) => Ok(Err(e)),
+                    })
+                    .collect()
+            }
+            _ => Err(astray()),
+        })
+    }
+
+    /// Makes these grants values, and keeps what is granted `ahead` of the next put. Grants that may have arrived are
+    /// spent, whatever the answer.
+    pub(super) fn commit(
+        &self,
+        grants: &mut [Grant],
+        items: Vec<CommitItem<'_>>,
+        mode: Mode,
+        ahead: u64,
+        deadline: Deadline,
+    ) -> Result<Vec<Result<Put>>, Fault> {
+        let count = items.len();
+        let outcome = self.call(Request::Commit { items, mode, ahead }, &[], deadline, |reply, _| match reply {
+            Reply::Committed { slots, ahead } => {
+                if let Some(granted) = ahead {
+                    self.granted(granted, granted.capacity)?;
+                    let replaced = self.spare.lock().replace(granted);
+                    self.abandon(replaced.iter().map(|old| old.grant).collect());
+                }
+                counted(slots, count)
+            }
+            _ => Err(astray()),
+        });
+        if outcome.as_ref().err().is_none_or(Fault::may_have_arrived) {
+            grants.iter_mut().for_each(Grant::spend);
+        }
+        outcome
+    }
+
+    /// The spare grant, if it suits a put of `len` bytes. If it does not, it goes back, since it is in the way.
+    pub(super) fn take_spare(self: &Arc<Self>, len: u64) -> Option<Grant> {
+        let spare = self.spare.lock().take()?;
+        if suits(spare.capacity, len)
+            && let Ok(grant) = Grant::new(self, spare, len)
+        {
+            return Some(grant);
+        }
+        self.abandon(vec![spare.grant]);
+        None
+    }
+
+    /// Gives the spare grant back; whether there was one.
+    pub(super) fn drop_spare(&self) -> bool {
+        let spare = self.spare.lock().take();
+        self.abandon(spare.iter().map(|spare| spare.grant).collect());
+        spare.is_some()
+    }
+
+    /// Takes holds on values.
+    pub(super) fn hold(
+        &self,
+        keys: Vec<&str>,
+        inline: u64,
+        deadline: Deadline,
+    ) -> Result<Vec<Result<Taken>>, Fault> {
+        let count = keys.len();
+        self.call(Request::Hold { keys, inline }, &[], deadline, |reply, _| match reply {
+            Reply::Held { slots } => Ok(counted(slots, count)?
+                .into_iter()
+                .map(|slot| {
+                    slot.map(|held| match held {
+                        Held::Shared { hold, arena, offset, len, meta } => {
+                            Taken::Shared { hold, arena, offset, len, meta: meta.into() }
+                        }
+                        Held::Inline { bytes, meta } => Taken::Inline { bytes: bytes.into(), meta: meta.into() },
+                    })
+                })
+                .collect()),
+            _ => Err(astray()),
+        })
+    }
+
+    fn lost(&self, sent: bool, reason: String) -> Fault {
+        self.ended.store(true, Ordering::Release);
+        Fault::Lost { sent, reason }
+    }
+
+    fn broken(&self, e: Error) -> Fault {
+        self.ended.store(true, Ordering::Release);
+        Fault::Broken(e)
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("socket", &self.origin.socket)
+            .field("instance", &self.instance)
+            .field("ended", &self.has_ended())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Owed {
+    /// The next message that gives something back.
+    fn next(&mut self) -> Option<Request<'static>> {
+        let some = |ids: &mut Vec<u64>| ids.split_off(ids.len().saturating_sub(BACK_MAX));
+        match (self.holds.is_empty(), self.grants.is_empty()) {
+            (false, _) => Some(Request::Release { holds: some(&mut self.holds) }),
+            (_, false) => Some(Request::Abandon { grants: some(&mut self.grants) }),
+            _ => None,
+        }
+    }
+
+    /// Adds a message that could not be sent, and what would have come after it.
+    fn add(&mut self, unsent: Request<'static>, mut rest: Owed) {
+        match unsent {
+            Request::Release { mut holds } => self.holds.append(&mut holds),
+            Request::Abandon { mut grants } => self.grants.append(&mut grants),
+            _ => {}
+        }
+        self.holds.append(&mut rest.holds);
+        self.grants.append(&mut rest.grants);
+    }
+}
+
+/// The lock, unless the deadline passes first.
+pub(super) fn lock<T>(mutex: &Mutex<T>, deadline: Deadline) -> Option<MutexGuard<'_, T>> {
+    match deadline.instant() {
+        Some(at) => mutex.try_lock_until(at),
+        None => Some(mutex.lock()),
+    }
+}
+
+/// As many answers as questions.
+pub(super) fn counted<T>(slots: Vec<T>, count: usize) -> Result<Vec<T>> {
+    if slots.len() == count {
+        return Ok(slots);
+    }
+    Err(Error::Protocol { reason: format!("{} verdicts came for {count} items", slots.len()) })
+}
+
+/// The answer is to another question.
+pub(super) fn astray() -> Error {
+    Error::Protocol { reason: "the answer is not of the kind that was asked for".into() }
+}
+
+fn unreachable(origin: &Origin, reason: String) -> Error {
+    Error::Unreachable { socket: origin.socket.display().to_string(), reason }
+}

@@ -1,0 +1,241 @@
+//! Gets and views: values that are held while they are copied, or looked at.
+
+use std::sync::Arc;
+
+use hal::{Bound, Deadline, Device, Region};
+
+use super::{
+    NodeEngine,
+    connection::{Connection, Fault, Taken, astray, counted},
+    cut::{self, Cost, IpcMessage},
+    import_refused,
+};
+use crate::{
+    arrow::{Ready, Route, Slot},
+    engine::{Description, View},
+    error::{Error, Result},
+    shm::{self, Mapping},
+    wire::{Fallback, INLINE_MAX, Reply, Request},
+};
+
+/// One call of [`Engine::get_into`](crate::Engine::get_into).
+pub(super) struct GetCall<'a, D: Device> {
+    pub(super) engine: &'a NodeEngine,
+    pub(super) bound: &'a Bound<'a, D>,
+    pub(super) batch: &'a Ready<D>,
+    pub(super) deadline: Deadline,
+    pub(super) progress: &'a (dyn Fn(u64) + Sync),
+}
+
+/// One for each slot of the batch, once it is known.
+type Verdicts = Vec<Option<Result<Description>>>;
+
+impl<D: Device> GetCall<'_, D> {
+    /// Fills the batch; one verdict per slot.
+    pub(super) fn run(&self) -> Vec<Result<Description>> {
+        let mut verdicts: Verdicts = self.batch.slots().iter().map(|_| None).collect();
+        // What was filled before the daemon died stays filled.
+        let outcome = self.engine.again("get", self.deadline, |connection| self.over(connection, &mut verdicts));
+        let fail = || outcome.as_ref().err().cloned().unwrap_or_else(super::unsettled);
+        verdicts.into_iter().map(|verdict| verdict.unwrap_or_else(|| Err(fail()))).collect()
+    }
+
+    fn over(&self, connection: &Arc<Connection>, verdicts: &mut Verdicts) -> Result<(), Fault> {
+        let open = (0..verdicts.len()).filter(|&i| verdicts[i].is_none());
+        let by_ipc = |&i: &usize| matches!(self.slot(i).route(), Route::Ipc { .. }) && connection.imports();
+        let (ipc, mut staged): (Vec<usize>, Vec<usize>) = open.partition(by_ipc);
+        for &i in &staged {
+            let why = match self.slot(i).route() {
+                Route::Ipc { .. } => Fallback::NotNegotiated,
+                Route::Staging(why) => why,
+            };
+            self.engine.warn_planned(why, self.slot(i).key());
+        }
+        let mut rest = &ipc[..];
+        while !rest.is_empty() {
+            let (message, later) = rest.split_at(cut::first_ipc(self.batch, rest));
+            self.ipc(connection, verdicts, message, &mut staged)?;
+            rest = later;
+        }
+        let mut rest = &staged[..];
+        while !rest.is_empty() {
+            let chunk = cut::first(rest, cut::DESCRIPTIONS, |i| Cost::item(self.slot(i).key(), &[]));
+            let (chunk, later) = rest.split_at(chunk);
+            self.stage(connection, verdicts, chunk)?;
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// Lets the daemon copy into the client's memory. Where it cannot, the slots are added to `staged`.
+    fn ipc(
+        &self,
+        connection: &Connection,
+        verdicts: &mut Verdicts,
+        slots: &[usize],
+        staged: &mut Vec<usize>,
+    ) -> Result<(), Fault> {
+        let IpcMessage { handles, items, descriptors } = IpcMessage::of(self.batch, slots);
+        let request = Request::GetIpc { handles, items };
+        let outcome = connection.call(request, &descriptors, self.deadline, |reply, _| match reply {
+            Reply::Gets { slots: answers } => {
+                let answers = counted(answers, slots.len())?;
+                Ok(answers.into_iter().map(|slot| slot.map(Description::from)).collect())
+            }
+            _ => Err(astray()),
+        });
+        let answers: Vec<Result<Description>> = match outcome {
+            Ok(answers) => answers,
+            Err(Fault::Refused(e)) => slots.iter().map(|_| Err(e.clone())).collect(),
+            Err(fault) => return Err(fault),
+        };
+        for (&i, answer) in slots.iter().zip(answers) {
+            match answer {
+                Err(e) if import_refused(&e) => {
+                    self.engine.warn_once(Fallback::ImportRefused, self.slot(i).key(), &e);
+                    staged.push(i);
+                }
+                answer => {
+                    if let Ok(found) = &answer {
+                        (self.progress)(found.len);
+                    }
+                    verdicts[i] = Some(answer);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies values out of shared memory, or out of the answer where there is but one and it is small.
+    fn stage(&self, connection: &Connection, verdicts: &mut Verdicts, slots: &[usize]) -> Result<(), Fault> {
+        let inline = if slots.len() == 1 { INLINE_MAX as u64 } else { 0 };
+        let keys = slots.iter().map(|&i| self.slot(i).key()).collect();
+        let taken = match connection.hold(keys, inline, self.deadline) {
+            Ok(taken) => taken,
+            Err(Fault::Refused(e)) => slots.iter().map(|_| Err(e.clone())).collect(),
+            Err(fault) => return Err(fault),
+        };
+        let _holds = Holds::of(connection, &taken);
+        for (&i, taken) in slots.iter().zip(taken) {
+            verdicts[i] = Some(match taken {
+                Ok(taken) => self.deliver(connection, self.slot(i).region(), taken)?,
+                Err(e) => Err(e),
+            });
+        }
+        Ok(())
+    }
+
+    /// Copies one value to where it belongs. What may fault is the connection; the rest is the slot's own verdict.
+    fn deliver(&self, connection: &Connection, to: Region, taken: Taken) -> Result<Result<Description>, Fault> {
+        let mapping;
+        let (from, meta) = match &taken {
+            Taken::Inline { bytes, meta } => (Region::host(bytes.as_ptr().expose_provenance(), bytes.len()), meta),
+            Taken::Shared { len: 0, meta, .. } => (Region::host(0, 0), meta),
+            // The destination is looked at first, so that nothing is mapped for nothing.
+            Taken::Shared { len, .. } if *len > to.len as u64 => return Ok(Err(Error::TooSmall { need: *len })),
+            Taken::Shared { arena, offset, len, meta, .. } => {
+                mapping = connection.for_copy(*arena, self.deadline)?;
+                (connection.range(&mapping, *offset, *len)?, meta)
+            }
+        };
+        let len = from.len as u64;
+        let Ok(to) = to.part(0, from.len) else { return Ok(Err(Error::TooSmall { need: len })) };
+        // SAFETY: a ready slot is allocated, and nobody touches it until the get has returned; the value is ours, or
+        // mapped until the end of this function and held, so that nobody writes it.
+        let copied = unsafe { shm::copy(self.bound, to, from, self.deadline, self.progress) };
+        Ok(copied.map(|()| Description { len, meta: meta.clone() }))
+    }
+
+    fn slot(&self, i: usize) -> &Slot<D> {
+        &self.batch.slots()[i]
+    }
+}
+
+/// The holds of one answer, which go back in one message.
+struct Holds<'a> {
+    connection: &'a Connection,
+    ids: Vec<u64>,
+}
+
+impl<'a> Holds<'a> {
+    fn of(connection: &'a Connection, taken: &[Result<Taken>]) -> Self {
+        let ids = taken.iter().flatten().filter_map(|taken| match taken {
+            Taken::Shared { hold, .. } => Some(*hold),
+            Taken::Inline { .. } => None,
+        });
+        Holds { connection, ids: ids.collect() }
+    }
+}
+
+impl Drop for Holds<'_> {
+    fn drop(&mut self) {
+        self.connection.release(std::mem::take(&mut self.ids));
+    }
+}
+
+/// What a view keeps: the value by its hold, and the mapping that it is seen through. With the connection it keeps the
+/// hold alive whatever becomes of the client.
+struct Hold {
+    connection: Arc<Connection>,
+    id: u64,
+    mapping: Option<Arc<Mapping>>,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.connection.release(vec![self.id]);
+    }
+}
+
+/// Looks at the values of these keys, which fit one message.
+pub(super) fn view(
+    connection: &Arc<Connection>,
+    keys: &[&str],
+    deadline: Deadline,
+) -> Result<Vec<Result<View>>, Fault> {
+    let taken = connection.hold(keys.to_vec(), 0, deadline)?;
+    // Before anything can fail, so that each hold goes back.
+    let held: Vec<_> = taken
+        .into_iter()
+        .map(|slot| {
+            slot.map(|taken| {
+                let hold = match taken {
+                    Taken::Shared { hold, .. } => {
+                        Some(Hold { connection: Arc::clone(connection), id: hold, mapping: None })
+                    }
+                    Taken::Inline { .. } => None,
+                };
+                (taken, hold)
+            })
+        })
+        .collect();
+    held.into_iter()
+        .map(|slot| match slot {
+            Ok((taken, hold)) => look(connection, taken, hold, deadline).map(Ok),
+            Err(e) => Ok(Err(e)),
+        })
+        .collect()
+}
+
+fn look(connection: &Connection, taken: Taken, hold: Option<Hold>, deadline: Deadline) -> Result<View, Fault> {
+    Ok(match (taken, hold) {
+        (Taken::Shared { arena, offset, len: len @ 1.., meta, .. }, Some(mut hold)) => {
+            let mapping = connection.for_view(arena, deadline)?;
+            let region = connection.range(&mapping, offset, len)?;
+            hold.mapping = Some(mapping);
+            let start = std::ptr::with_exposed_provenance(region.addr);
+            // SAFETY: the range lies in a mapping that `hold` keeps, and the daemon leaves the bytes alone until `hold`
+            // is released.
+            unsafe { View::new(start, region.len, meta, Arc::new(hold)) }
+        }
+        (Taken::Shared { meta, .. }, hold) => {
+            // SAFETY: there are no bytes.
+            unsafe { View::new(std::ptr::dangling(), 0, meta, Arc::new(hold)) }
+        }
+        (Taken::Inline { bytes, meta }, _) => {
+            let bytes = Arc::new(bytes);
+            // SAFETY: the bytes are on the heap, unchanged, and live as long as what owns them.
+            unsafe { View::new(bytes.as_ptr(), bytes.len(), meta, bytes) }
+        }
+    })
+}

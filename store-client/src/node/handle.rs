@@ -1,0 +1,345 @@
+//! What each request does. Every number in a request is a claim of the client's and is checked before use.
+
+use std::{io, os::fd::OwnedFd, sync::Arc};
+
+use hal::Device;
+
+use super::{
+    answer::{Answer, BODY_MAX, Room, encoded_len},
+    metrics::{Op, Route, outcome, put_outcome},
+    session::{Lent, Session, protocol},
+};
+use crate::{
+    error::{Error, Result},
+    store::{ArenaId, Grant, Mode, Object, Put, Space, check_key},
+    wire::{
+        ArenaInfo, CommitItem, DESCRIPTORS_MAX, Described, Granted, Held, INLINE_MAX, Path, Reply, Request,
+    },
+};
+
+/// The most keys of one page of a list, so that the index is not locked for long.
+const PAGE_MAX: usize = 4096;
+
+impl<D: Device> Session<'_, D> {
+    /// Handles one request and answers it. `fds` came beside it.
+    pub(super) fn handle(
+        &mut self,
+        request: Request<'_>,
+        fds: impl Iterator<Item = OwnedFd>,
+        answer: Answer<'_>,
+    ) -> io::Result<()> {
+        match request {
+            // The session's loop has seen to it.
+            Request::Hello { .. } => answer.refuse(protocol("unexpected hello")),
+            Request::Arena { id } => self.arena(id, answer),
+            Request::Reserve { lens } => self.reserve(&lens, answer),
+            Request::Commit { items, mode, ahead } => self.commit(&items, mode, ahead, answer),
+            Request::Abandon { grants } => {
+                let gone = grants.into_iter().filter_map(|grant| self.grants.take(grant)).count();
+                answer.give(Reply::Removed(gone as u64), &[])
+            }
+            Request::PutInline { key, meta, bytes, mode, why } => {
+                let put = self.put_inline(key, meta, bytes, mode);
+                self.count_put(&put, bytes.len() as u64, Path::Staging(why));
+                answer.give(Reply::Put(put), &[])
+            }
+            Request::PutIpc { handles, items, mode } => self.put_ipc(handles, &items, mode, fds, answer),
+            Request::GetIpc { handles, items } => self.get_ipc(handles, &items, fds, answer),
+            Request::Hold { keys, inline } => self.hold(&keys, inline, answer),
+            Request::Release { holds } => {
+                let gone = holds.into_iter().filter_map(|hold| self.holds.take(hold)).count();
+                answer.give(Reply::Removed(gone as u64), &[])
+            }
+            Request::Describe { keys } => self.describe(&keys, answer),
+            Request::Remove { keys } => {
+                let slots = self.each(Op::Remove, &keys, Space::remove);
+                answer.give(Reply::Found(slots), &[])
+            }
+            Request::RemovePrefix { prefix } => {
+                let gone = self.space.remove_prefix(prefix);
+                self.node.metrics.count(Op::Remove, None, "found", gone);
+                answer.give(Reply::Removed(gone), &[])
+            }
+            Request::SetPinned { keys, pinned } => {
+                let slots = self.each(Op::Pin, &keys, |space, key| space.set_pinned(key, pinned));
+                answer.give(Reply::Found(slots), &[])
+            }
+            Request::List { prefix, after, limit } => self.list(prefix, after, limit, answer),
+            Request::Stat => answer.give(Reply::Stat(Box::new(self.node.store.stat())), &[]),
+            Request::Metrics { offset } => self.metrics(offset, answer),
+        }
+    }
+
+    fn arena(&self, id: u64, answer: Answer<'_>) -> io::Result<()> {
+        let arena = u32::try_from(id).ok().and_then(|id| self.node.store.arena(ArenaId(id)));
+        match arena {
+            Some(arena) => answer.give(Reply::Arena { len: arena.virtual_len() }, &[arena.read_only()]),
+            None => answer.refuse(Error::InvalidArgument { what: format!("there is no arena {id}") }),
+        }
+    }
+
+    fn reserve(&mut self, lens: &[u64], answer: Answer<'_>) -> io::Result<()> {
+        let mut room = Room::for_slots(lens.len());
+        let mut fresh = Vec::new();
+        let grants = lens
+            .iter()
+            .map(|&len| {
+                let number = self.grants.next()?;
+                let grant = self.writer.reserve(&self.space, len)?;
+                let known = self.writable.contains(&grant.arena_id())
+                    || fresh.iter().any(|arena: &Arc<_>| Arc::ptr_eq(arena, grant.arena()));
+                if !known && fresh.len() == DESCRIPTORS_MAX {
+                    return Err(Error::ResourceExhausted { what: "message size".into() });
+                }
+                let granted = room.fit(Ok(granted(number, &grant)))?;
+                if !known {
+                    fresh.push(Arc::clone(grant.arena()));
+                }
+                self.grants.insert(Lent { grant, _share: None });
+                Ok(granted)
+            })
+            .collect::<Vec<Result<_>>>();
+        let grants: Vec<_> = grants.into_iter().map(|slot| slot.or_else(|e| room.fit(Err(e)))).collect();
+        for e in grants.iter().filter_map(|slot| slot.as_ref().err()) {
+            self.node.metrics.count(Op::Reserve, None, outcome(e), 1);
+        }
+        let arenas = fresh
+            .iter()
+            .map(|arena| ArenaInfo { id: arena.id().0.into(), len: arena.virtual_len() })
+            .collect();
+        let fds: Vec<_> = fresh.iter().map(|arena| arena.read_write()).collect();
+        answer.give(Reply::Reserved { grants, arenas }, &fds)?;
+        self.writable.extend(fresh.iter().map(|arena| arena.id()));
+        Ok(())
+    }
+
+    fn commit(
+        &mut self,
+        items: &[CommitItem<'_>],
+        mode: Mode,
+        ahead: u64,
+        answer: Answer<'_>,
+    ) -> io::Result<()> {
+        let mut room = Room::for_slots(items.len());
+        let slots = items
+            .iter()
+            .map(|item| {
+                let put = match self.grants.take(item.grant) {
+                    Some(Lent { grant, .. }) => {
+                        self.space.commit(grant, item.key, item.len, item.meta, mode, false)
+                    }
+                    None => Err(Error::InvalidArgument {
+                        what: format!("grant {} is used up, or another connection's", item.grant),
+                    }),
+                };
+                self.count_put(&put, item.len, item.path);
+                room.fit(put)
+            })
+            .collect();
+        let ahead = self.lend_ahead(ahead);
+        answer.give(Reply::Committed { slots, ahead }, &[])
+    }
+
+    /// Lends memory for the next put, unless the client has such a grant already or it would take some from anybody.
+    fn lend_ahead(&mut self, len: u64) -> Option<Granted> {
+        if len == 0 || self.ahead.is_some_and(|last| self.grants.contains(last)) {
+            return None;
+        }
+        let number = self.grants.next().ok()?;
+        let share = self.node.ahead.take(len)?;
+        let grant = self.writer.reserve_idle(&self.space, len)?;
+        if !self.writable.contains(&grant.arena_id()) {
+            return None;
+        }
+        let granted = granted(number, &grant);
+        self.grants.insert(Lent { grant, _share: Some(share) });
+        self.ahead = Some(number);
+        Some(granted)
+    }
+
+    fn put_inline(&self, key: &str, meta: &[u8], bytes: &[u8], mode: Mode) -> Result<Put> {
+        check_key(key)?;
+        let mut grant = self.writer.reserve(&self.space, bytes.len() as u64)?;
+        grant.write(0, bytes)?;
+        self.space.commit(grant, key, bytes.len() as u64, meta, mode, false)
+    }
+
+    fn hold(&mut self, keys: &[&str], inline: u64, answer: Answer<'_>) -> io::Result<()> {
+        let mut room = Room::for_slots(keys.len());
+        let kept: Vec<_> = keys
+            .iter()
+            .map(|key| {
+                let kept = self.keep(key, inline, &mut room);
+                match &kept {
+                    Ok(kept) => self.node.metrics.got(kept.route(), kept.object.len()),
+                    Err(e) => self.node.metrics.count(Op::Get, None, outcome(e), 1),
+                }
+                kept
+            })
+            .collect();
+        let slots = kept.iter().map(|kept| kept.as_ref().map(Kept::as_held).map_err(Error::clone)).collect();
+        answer.give(Reply::Held { slots }, &[])
+    }
+
+    fn keep(&mut self, key: &str, inline: u64, room: &mut Room) -> Result<Kept> {
+        let object = self.find(key)?;
+        if object.len() <= inline.min(INLINE_MAX as u64) {
+            let mut bytes = vec![0; object.len() as usize];
+            object.read(0, &mut bytes)?;
+            let kept = Kept { object, how: How::Inline(bytes) };
+            if room.fit(Ok(kept.as_held())).is_ok() {
+                return Ok(kept);
+            }
+            return self.share(kept.object, room);
+        }
+        self.share(object, room)
+    }
+
+    fn share(&mut self, object: Arc<Object>, room: &mut Room) -> Result<Kept> {
+        let kept = Kept { how: How::Shared(self.holds.next()?), object };
+        room.fit(Ok(kept.as_held()))?;
+        self.holds.insert(Arc::clone(&kept.object));
+        Ok(kept)
+    }
+
+    /// The value of a key, which counts as used from now on.
+    pub(super) fn find(&self, key: &str) -> Result<Arc<Object>> {
+        check_key(key)?;
+        self.space.hold(key).ok_or(Error::NotFound)
+    }
+
+    fn describe(&self, keys: &[&str], answer: Answer<'_>) -> io::Result<()> {
+        let peek = |key: &&str| {
+            check_key(key)?;
+            self.space.peek(key).ok_or(Error::NotFound)
+        };
+        let found: Vec<_> = keys.iter().map(peek).collect();
+        for found in &found {
+            let outcome = found.as_ref().map_or_else(outcome, |_| "found");
+            self.node.metrics.count(Op::Describe, None, outcome, 1);
+        }
+        answer.give(Reply::Described { slots: descriptions(&found) }, &[])
+    }
+
+    /// Does something to each key that is there, and counts how many were.
+    fn each(&self, op: Op, keys: &[&str], act: impl Fn(&Space, &str) -> bool) -> Vec<Result<bool>> {
+        keys.iter()
+            .map(|key| {
+                let found = check_key(key).map(|()| act(&self.space, key));
+                let outcome = match &found {
+                    Ok(true) => "found",
+                    Ok(false) => "not_found",
+                    Err(e) => outcome(e),
+                };
+                self.node.metrics.count(op, None, outcome, 1);
+                found
+            })
+            .collect()
+    }
+
+    fn list(&self, prefix: &str, after: Option<&str>, limit: u64, answer: Answer<'_>) -> io::Result<()> {
+        let most = usize::try_from(limit).unwrap_or(usize::MAX).min(PAGE_MAX);
+        let entries = self.space.list(prefix, after, most + 1);
+        let mut left = BODY_MAX;
+        let page: Vec<_> = entries
+            .iter()
+            .take(most)
+            .map(|entry| (entry.key.as_str(), entry.len))
+            .take_while(|entry| match left.checked_sub(encoded_len(entry)) {
+                Some(rest) => {
+                    left = rest;
+                    true
+                }
+                None => false,
+            })
+            .collect();
+        let more = page.len() < entries.len();
+        answer.give(Reply::Listed { page, more }, &[])
+    }
+
+    fn metrics(&mut self, offset: u64, answer: Answer<'_>) -> io::Result<()> {
+        if offset == 0 {
+            self.metrics_text = self.node.metrics.render();
+        }
+        let len = self.metrics_text.len();
+        let rest = usize::try_from(offset).ok().and_then(|offset| self.metrics_text.get(offset..));
+        match rest {
+            Some(rest) => {
+                let text = &rest[..rest.floor_char_boundary(BODY_MAX)];
+                answer.give(Reply::Metrics { text, len: len as u64 }, &[])
+            }
+            None => answer.refuse(Error::InvalidRange { offset, len: 0, limit: len as u64 }),
+        }
+    }
+
+    /// Counts what became of a value that came by `path`.
+    pub(super) fn count_put(&self, put: &Result<Put>, len: u64, path: Path) {
+        let metrics = &self.node.metrics;
+        let route = Some(Route::of(path));
+        match put {
+            Ok(put) => {
+                metrics.count(Op::Put, route, put_outcome(*put), 1);
+                if *put != Put::AlreadyExists {
+                    metrics.came(Route::of(path), len);
+                }
+            }
+            Err(e) => metrics.count(Op::Put, route, outcome(e), 1),
+        }
+        if let Path::Staging(why) = path {
+            metrics.fell_back(why);
+        }
+    }
+}
+
+/// A value found for a client, and how it is passed on.
+struct Kept {
+    object: Arc<Object>,
+    how: How,
+}
+
+enum How {
+    Shared(u64),
+    Inline(Vec<u8>),
+}
+
+impl Kept {
+    fn as_held(&self) -> Held<'_> {
+        let object = &self.object;
+        match &self.how {
+            How::Inline(bytes) => Held::Inline { bytes, meta: object.meta() },
+            How::Shared(hold) => Held::Shared {
+                hold: *hold,
+                arena: object.arena_id().0.into(),
+                offset: object.offset(),
+                len: object.len(),
+                meta: object.meta(),
+            },
+        }
+    }
+
+    fn route(&self) -> Route {
+        match self.how {
+            How::Shared(_) => Route::Shared,
+            How::Inline(_) => Route::Inline,
+        }
+    }
+}
+
+fn granted(number: u64, grant: &Grant) -> Granted {
+    Granted {
+        grant: number,
+        arena: grant.arena_id().0.into(),
+        offset: grant.offset(),
+        capacity: grant.capacity(),
+    }
+}
+
+/// Descriptions of values, as many as fit an answer.
+pub(super) fn descriptions(found: &[Result<Arc<Object>>]) -> Vec<Result<Described<'_>>> {
+    let mut room = Room::for_slots(found.len());
+    found.iter().map(|found| room.fit(found.as_ref().map(described).map_err(Error::clone))).collect()
+}
+
+fn described(object: &Arc<Object>) -> Described<'_> {
+    Described { len: object.len(), meta: object.meta() }
+}

@@ -1,0 +1,183 @@
+//! The node daemon: one process per host that owns the store's memory and lends it to clients.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `place` | the socket's path: private directory, lock, what an earlier daemon left |
+//! | `listen` | accepts connections, of this user only |
+//! | `sessions` | who is connected, how many may be, and how all are ended |
+//! | `session` | one client on one thread: greets it, reads its requests, owns what it holds |
+//! | `handle`, `copy` | what each request does; `copy` those that reach into the client's own memory |
+//! | `imports` | the client's allocations that are open here |
+//! | `table`, `ahead` | bounds on what one client, and all of them, may keep |
+//! | `answer` | answers, and how they are kept within one message |
+//! | `metrics`, `endpoint` | counters, and how they are read over HTTP |
+//!
+//! Each session has its own thread, bound to the client's device, and shares no lock with another while it waits for its
+//! client or for a driver. What a client holds belongs to its session, so all of it is free again when its socket ends.
+
+use std::{
+    env,
+    hash::{BuildHasher, Hasher, RandomState},
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use hal::{Deadline, Device};
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    iterator::Signals,
+};
+
+use self::{ahead::Budget, endpoint::Endpoint, metrics::Metrics, place::Place, sessions::Sessions};
+use crate::{
+    error::{Error, Result},
+    store::Store,
+    wire::Socket,
+};
+
+mod ahead;
+mod answer;
+mod copy;
+mod endpoint;
+mod handle;
+mod imports;
+mod listen;
+mod metrics;
+mod place;
+mod session;
+mod sessions;
+mod table;
+#[cfg(all(test, feature = "cpu"))]
+mod tests;
+
+/// How long [`Node::stop`] waits for sessions that are still at work, such as in a driver call.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
+
+/// What a daemon serves, and where.
+#[derive(Debug)]
+pub struct NodeConfig<D: Device> {
+    /// The socket's path; see [`default_socket`]. Its directory is made private, or must be so.
+    pub socket: PathBuf,
+    /// The memory and the index.
+    pub store: Store,
+    /// Devices whose memory the daemon opens. Clients of others copy through host memory.
+    pub devices: Vec<D>,
+    /// Where to serve the counters over HTTP: a loopback address, with port 0 for any free one. `None` serves none.
+    pub metrics: Option<SocketAddr>,
+    /// How many clients may be connected at once.
+    pub clients_max: usize,
+}
+
+/// A running daemon. It works on threads of its own; dropping it ends it.
+#[derive(Debug)]
+pub struct Node {
+    listener: Arc<Socket>,
+    acceptor: Option<JoinHandle<()>>,
+    sessions: Arc<Sessions>,
+    metrics: Arc<Metrics>,
+    endpoint: Option<Endpoint>,
+    // Dropped last: until then no other daemon may take over.
+    place: Place,
+}
+
+/// What the daemon's threads share.
+#[derive(Debug)]
+struct Shared<D: Device> {
+    store: Store,
+    devices: Vec<D>,
+    metrics: Arc<Metrics>,
+    ahead: Budget,
+    /// Tells this run of the daemon from any other.
+    instance: u64,
+}
+
+impl Node {
+    /// Starts a daemon.
+    ///
+    /// *Errors*: [`Error::AlreadyRunning`] where another one serves this socket; [`Error::InvalidArgument`] for a path
+    /// that cannot be served safely and for a metrics address that others could reach; [`Error::Os`], which names the
+    /// address where it is in use.
+    pub fn start<D: Device>(config: NodeConfig<D>) -> Result<Self> {
+        let NodeConfig { socket, store, devices, metrics: metrics_at, clients_max } = config;
+        let (place, listener) = Place::take(&socket)?;
+        let listener = Arc::new(listener);
+        let metrics = Arc::new(Metrics::new(store.clone()));
+        let endpoint = metrics_at.map(|at| Endpoint::start(at, Arc::clone(&metrics))).transpose()?;
+        let sessions = Arc::new(Sessions::new(clients_max, metrics.clients.clone()));
+        let shared = Arc::new(Shared {
+            ahead: Budget::of_pool(store.stat().pool),
+            store,
+            devices,
+            metrics: Arc::clone(&metrics),
+            instance: RandomState::new().build_hasher().finish(),
+        });
+        let acceptor = thread::Builder::new()
+            .name("haulier-accept".into())
+            .spawn({
+                let (listener, sessions) = (Arc::clone(&listener), Arc::clone(&sessions));
+                move || listen::accept_all(&shared, &listener, &sessions)
+            })
+            .map_err(|e| os("starting the daemon's threads", &e))?;
+        tracing::info!(socket = %socket.display(), "the node daemon serves");
+        Ok(Node { listener, acceptor: Some(acceptor), sessions, metrics, endpoint, place })
+    }
+
+    /// The socket's path.
+    pub fn socket(&self) -> &Path {
+        self.place.socket()
+    }
+
+    /// Where the counters are served over HTTP, if they are.
+    pub fn metrics_addr(&self) -> Option<SocketAddr> {
+        self.endpoint.as_ref().map(Endpoint::addr)
+    }
+
+    /// The counters in Prometheus text form.
+    pub fn metrics(&self) -> String {
+        self.metrics.render()
+    }
+
+    /// Returns when the process is told to end, by SIGTERM or SIGINT; which of them it was.
+    pub fn wait_for_signal(&self) -> Result<i32> {
+        let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(|e| os("waiting for a signal", &e))?;
+        // It ends only with a signal: nobody has the handle that would close it.
+        Ok(signals.forever().next().unwrap_or(SIGTERM))
+    }
+
+    /// Ends the daemon: no new clients, every connection ended, and their requests at work finished where that takes
+    /// no more than a few seconds. What clients have mapped stays valid in them.
+    pub fn stop(self) {}
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.sessions.refuse_more();
+        self.listener.shutdown();
+        if let Some(acceptor) = self.acceptor.take() {
+            // A panic there was reported when it happened.
+            let _ = acceptor.join();
+        }
+        let left = self.sessions.end(Deadline::after(STOP_LIMIT));
+        if left > 0 {
+            tracing::warn!(left, "sessions are still in a driver call; the daemon ends without them");
+        }
+        tracing::info!(socket = %self.socket().display(), "the node daemon has ended");
+    }
+}
+
+/// Where a daemon serves and a client looks unless told otherwise: `$XDG_RUNTIME_DIR/haulier/node.sock`, or
+/// `/tmp/haulier-<uid>/node.sock` without that.
+pub fn default_socket() -> PathBuf {
+    match env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
+        Some(dir) if dir.is_absolute() => dir.join("haulier/node.sock"),
+        _ => format!("/tmp/haulier-{}/node.sock", rustix::process::geteuid().as_raw()).into(),
+    }
+}
+
+fn os(what: impl Into<String>, e: &io::Error) -> Error {
+    Error::Os { what: what.into(), reason: e.to_string(), errno: e.raw_os_error() }
+}
