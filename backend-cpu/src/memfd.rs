@@ -20,10 +20,15 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// A new memfd of `len` bytes, whose size is sealed.
 pub(crate) fn create(len: usize) -> Result<OwnedFd, Errno> {
+    create_named("haulier", len)
+}
+
+/// As [`create`], with a name that whoever gets the descriptor can read.
+pub(crate) fn create_named(name: &str, len: usize) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let fd = match memfd_create("haulier", flags | MemfdFlags::NOEXEC_SEAL) {
+    let fd = match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
         // Before Linux 6.3.
-        Err(Errno::INVAL) => memfd_create("haulier", flags)?,
+        Err(Errno::INVAL) => memfd_create(name, flags)?,
         other => other?,
     };
     ftruncate(&fd, len as u64)?;

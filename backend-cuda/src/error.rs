@@ -1,6 +1,53 @@
 //! What the driver's codes mean in `hal`'s words.
 
-use hal::Kind;
+use hal::{Error, Kind};
+
+use crate::{
+    BACKEND,
+    ffi::{Driver, NotStarted, Refusal},
+};
+
+/// The error of a refused call: number, name and text as the driver gives them, and the call itself.
+pub(crate) fn refused(driver: &Driver, op: &'static str, refusal: Refusal) -> Error {
+    let Refusal { call, code } = refusal;
+    let Some(code) = code else {
+        return Error::new(Kind::Unsupported, BACKEND, op).detail(format!(
+            "the driver has no {call}; it serves CUDA {}, install a newer one",
+            release(driver.version())
+        ));
+    };
+    let (name, text) = driver.words(code);
+    vendor(Error::new(kind(code), BACKEND, op).detail(call), code, name, text)
+}
+
+/// The error of a driver that could not be initialised.
+pub(crate) fn not_started(op: &'static str, library: &str, why: NotStarted) -> Error {
+    let NotStarted { refusal: Refusal { call, code }, name, text } = why;
+    let code = code.unwrap_or_default();
+    let remedy = match code {
+        34 => {
+            "; it is a CUDA toolkit's stub, which only serves linking: install the NVIDIA driver, or take the stub out \
+             of the library search path"
+        }
+        100 => "; there is a driver and no device: see CUDA_VISIBLE_DEVICES and nvidia-smi",
+        803 => {
+            "; the library and the kernel module are of different versions: reboot, or mend the installation"
+        }
+        _ => "",
+    };
+    let error = Error::new(kind(code), BACKEND, op).detail(format!("{call} of {library}{remedy}"));
+    vendor(error, code, name, text)
+}
+
+fn vendor(error: Error, code: i32, name: Option<String>, text: Option<String>) -> Error {
+    let words: Vec<_> = name.into_iter().chain(text).collect();
+    error.vendor(code, Some(&words.join(": ")))
+}
+
+/// `12040` is `12.4`.
+pub(crate) fn release(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
 
 /// The kind of the driver's code `code`, which is not 0.
 ///

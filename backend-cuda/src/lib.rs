@@ -1,15 +1,38 @@
 //! Haulier's NVIDIA backend.
 //!
-//! This version answers whether a CUDA driver is there, and what its codes mean; it opens no device yet. It is built
-//! without a CUDA toolkit and links nothing: the driver's library is looked for at run time, and its absence is an
-//! answer.
+//! It is built without a CUDA toolkit and links nothing: the driver's library is looked for at run time, and its absence
+//! is an answer. A context is created when a device is first bound, never to answer a question.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `device` | [`CudaDevice`], its identity, and its side of the contract |
+//! | `stream` | [`CudaStream`], and waiting for one |
+//! | `memory` | [`CudaAllocation`], and which allocation an address belongs to |
+//! | `copy` | copies on streams of the backend's own, and their pinned staging memory |
+//! | `ipc` | export, and [`CudaImport`] |
+//! | `register` | [`CudaRegistration`] |
+//! | `interop` | regions and streams from cudarc's types (cargo feature `cudarc`) |
+//! | [`error`] | what the driver's codes mean |
+//! | `ffi` | the library and its calls |
 
+mod copy;
+mod device;
 pub mod error;
 mod ffi;
-
-use std::{env, ffi::OsString};
+#[cfg(feature = "cudarc")]
+mod interop;
+mod ipc;
+mod memory;
+mod register;
+mod stream;
 
 use hal::Presence;
+
+pub use device::{CudaDevice, CudaPrevious};
+pub use ipc::CudaImport;
+pub use memory::CudaAllocation;
+pub use register::CudaRegistration;
+pub use stream::CudaStream;
 
 /// The backend's name.
 pub const BACKEND: &str = "cuda";
@@ -18,33 +41,31 @@ pub const BACKEND: &str = "cuda";
 ///
 /// Looks for `libcuda.so.1`, then `libcuda.so`, or only for what the environment variable `HAULIER_LIBCUDA` names.
 pub fn probe() -> Presence {
-    probe_for(&ffi::candidates(env::var_os(ffi::OVERRIDE)))
+    match ffi::find(&ffi::configured()) {
+        Ok((_, library)) => Presence::Present { library: Some(library) },
+        Err(unusable) => unusable.presence(),
+    }
 }
 
-/// The first usable candidate, else the first that is there and broken, else none.
-fn probe_for(candidates: &[OsString]) -> Presence {
-    let mut broken = None;
-    for name in candidates {
-        let found = ffi::inspect(name);
-        tracing::debug!(library = ?name, ?found, "probed for a CUDA driver");
-        match found {
-            Some(present @ Presence::Present { .. }) => return present,
-            Some(other) => broken = broken.or(Some(other)),
-            None => {}
-        }
-    }
-    broken.unwrap_or_else(|| Presence::Absent {
-        why: format!(
-            "no CUDA driver library was found; install the NVIDIA driver, or name its library in {}",
-            ffi::OVERRIDE
-        ),
-        looked: candidates.iter().map(|name| name.display().to_string()).collect(),
-    })
+/// As [`probe`], and initialises the driver where there is one: also tells a driver without a device, a stub that looks
+/// like a driver, and a driver that refuses to start. Creates no context.
+pub fn devices() -> (Presence, Vec<CudaDevice>) {
+    let error = match CudaDevice::all() {
+        Ok(devices) => return (probe(), devices),
+        Err(error) => error,
+    };
+    let presence = match probe() {
+        Presence::Present { library } => Presence::Broken { library: library.unwrap_or_default(), error },
+        Presence::Broken { library, .. } => Presence::Broken { library, error },
+        absent => absent,
+    };
+    (presence, Vec::new())
 }
 
 #[cfg(test)]
 mod tests {
     use std::{
+        ffi::OsString,
         fs,
         path::{Path, PathBuf},
         process::Command,
@@ -67,6 +88,18 @@ mod tests {
             .expect("the tests need a C compiler named cc");
         assert!(status.success(), "cc failed");
         library
+    }
+
+    /// As [`fake`], with everything that a driver must have.
+    fn whole(directory: &Path) -> PathBuf {
+        fake(directory, &[ffi::MUST_HAVE, &["cuDeviceGetUuid"]].concat())
+    }
+
+    fn probe_for(names: &[OsString]) -> Presence {
+        match ffi::find(names) {
+            Ok((_, library)) => Presence::Present { library: Some(library) },
+            Err(unusable) => unusable.presence(),
+        }
     }
 
     fn probe_path(path: &Path) -> Presence {
@@ -111,7 +144,7 @@ mod tests {
     #[test]
     fn a_stub_is_broken_also_through_a_link() {
         let directory = tempfile::tempdir().unwrap();
-        let stub = fake(&directory.path().join("stubs"), &ffi::MUST_HAVE);
+        let stub = whole(&directory.path().join("stubs"));
         let link = directory.path().join("libcuda.so.1");
         std::os::unix::fs::symlink(&stub, &link).unwrap();
         let Presence::Broken { library, error } = probe_path(&link) else { panic!("not broken") };
@@ -122,7 +155,7 @@ mod tests {
     #[test]
     fn a_whole_library_is_present_and_no_function_was_called() {
         let directory = tempfile::tempdir().unwrap();
-        let library = fake(directory.path(), &ffi::MUST_HAVE);
+        let library = whole(directory.path());
         let Presence::Present { library: Some(found) } = probe_path(&library) else { panic!("not present") };
         assert_eq!(Path::new(&found), library.canonicalize().unwrap());
     }
@@ -131,7 +164,7 @@ mod tests {
     fn a_broken_candidate_does_not_hide_a_usable_one() {
         let directory = tempfile::tempdir().unwrap();
         let old = fake(&directory.path().join("old"), &[]);
-        let whole = fake(&directory.path().join("whole"), &ffi::MUST_HAVE);
+        let whole = whole(&directory.path().join("whole"));
         assert!(matches!(probe_for(&[old.into(), whole.into()]), Presence::Present { .. }));
     }
 }

@@ -180,6 +180,8 @@ macro_rules! any_device {
 any_device! {
     #[cfg(feature = "cpu")]
     Cpu(backend_cpu::CpuDevice),
+    #[cfg(feature = "cuda")]
+    Cuda(backend_cuda::CudaDevice),
 }
 
 #[allow(dead_code)]
@@ -201,51 +203,70 @@ pub struct Backend {
     pub devices: Vec<AnyDevice>,
 }
 
-/// Every backend that Haulier knows, compiled in or not.
-pub fn backends() -> Vec<Backend> {
+/// Looks what the machine has of a backend.
+type Look = fn() -> Backend;
+
+/// Every backend by name.
+const BACKENDS: [(&str, Look); 3] = [("cpu", cpu), ("cuda", cuda), ("ascend", ascend)];
+
+fn cpu() -> Backend {
     cfg_if::cfg_if! {
         if #[cfg(feature = "cpu")] {
             let presence = backend_cpu::probe();
             let devices = backend_cpu::CpuDevice::open().map(AnyDevice::Cpu).into_iter().collect();
-            let cpu = Backend { name: "cpu", presence: Some(presence), devices };
+            Backend { name: "cpu", presence: Some(presence), devices }
         } else {
-            let cpu = Backend { name: "cpu", presence: None, devices: Vec::new() };
+            Backend { name: "cpu", presence: None, devices: Vec::new() }
         }
     }
-    cfg_if::cfg_if! {
-        if #[cfg(feature = "cuda")] {
-            let cuda = Backend { name: "cuda", presence: Some(backend_cuda::probe()), devices: Vec::new() };
-        } else {
-            let cuda = Backend { name: "cuda", presence: None, devices: Vec::new() };
-        }
-    }
-    cfg_if::cfg_if! {
-        if #[cfg(feature = "ascend")] {
-            let ascend = Backend { name: "ascend", presence: Some(backend_ascend::probe()), devices: Vec::new() };
-        } else {
-            let ascend = Backend { name: "ascend", presence: None, devices: Vec::new() };
-        }
-    }
-    vec![cpu, cuda, ascend]
 }
 
-/// The devices of the backend called `name`.
+fn cuda() -> Backend {
+    cfg_if::cfg_if! {
+        if #[cfg(feature = "cuda")] {
+            let (presence, devices) = backend_cuda::devices();
+            let devices = devices.into_iter().map(AnyDevice::Cuda).collect();
+            Backend { name: "cuda", presence: Some(presence), devices }
+        } else {
+            Backend { name: "cuda", presence: None, devices: Vec::new() }
+        }
+    }
+}
+
+fn ascend() -> Backend {
+    cfg_if::cfg_if! {
+        if #[cfg(feature = "ascend")] {
+            Backend { name: "ascend", presence: Some(backend_ascend::probe()), devices: Vec::new() }
+        } else {
+            Backend { name: "ascend", presence: None, devices: Vec::new() }
+        }
+    }
+}
+
+/// Every backend that Haulier knows, compiled in or not, with its devices. Initialises the drivers that are present;
+/// creates no context on any device.
+pub fn backends() -> Vec<Backend> {
+    BACKENDS.iter().map(|(_, look)| look()).collect()
+}
+
+/// The devices of the backend called `name`. Leaves the drivers of all others alone.
 ///
 /// *Errors*: [`Unsupported`](crate::Error::Unsupported) for a name that is unknown, not compiled in, or has no device
 /// here; it lists the names that would do.
 pub fn open(name: &str) -> crate::Result<Vec<AnyDevice>> {
+    let found = BACKENDS.iter().find(|(known, _)| *known == name).map(|(_, look)| look());
+    let why = match found {
+        None => format!("there is no backend {name:?}"),
+        Some(Backend { presence: None, .. }) => {
+            format!("backend {name:?} is not compiled in (cargo feature `{name}`)")
+        }
+        Some(Backend { presence: Some(presence), devices, .. }) if devices.is_empty() => {
+            format!("backend {name:?} has no device here: {presence}")
+        }
+        Some(backend) => return Ok(backend.devices),
+    };
     let backends = backends();
     let usable: Vec<&str> = backends.iter().filter(|b| !b.devices.is_empty()).map(|b| b.name).collect();
     let usable = if usable.is_empty() { "none".to_owned() } else { usable.join(", ") };
-    let refuse = |why: String| crate::Error::Unsupported { what: format!("{why}; usable here: {usable}") };
-    match backends.iter().find(|b| b.name == name) {
-        None => Err(refuse(format!("there is no backend {name:?}"))),
-        Some(Backend { presence: None, .. }) => {
-            Err(refuse(format!("backend {name:?} is not compiled in (cargo feature `{name}`)")))
-        }
-        Some(Backend { presence: Some(presence), devices, .. }) if devices.is_empty() => {
-            Err(refuse(format!("backend {name:?} has no device here: {presence}")))
-        }
-        Some(backend) => Ok(backend.devices.clone()),
-    }
+    Err(crate::Error::Unsupported { what: format!("{why}; usable here: {usable}") })
 }

@@ -54,6 +54,7 @@ pub struct Builder {
     pub(super) default_device: DefaultDevice,
     pub(super) no_unbind: bool,
     pub(super) per_thread_default: bool,
+    pub(super) legacy_order: bool,
     pub(super) foreign_pointers_fail: bool,
     pub(super) token: TokenForm,
     pub(super) own_process_import: bool,
@@ -80,6 +81,7 @@ impl Default for Builder {
             default_device: DefaultDevice::default(),
             no_unbind: false,
             per_thread_default: false,
+            legacy_order: false,
             foreign_pointers_fail: false,
             token: TokenForm::default(),
             own_process_import: true,
@@ -148,6 +150,13 @@ impl Builder {
     /// The default stream is each thread's own.
     pub fn per_thread_default_stream(mut self) -> Self {
         self.per_thread_default = true;
+        self
+    }
+
+    /// The default stream orders with the streams of its device that were created as blocking, and with the per-thread
+    /// ones, as CUDA's legacy stream does; and it cannot be used while one of them is captured.
+    pub fn legacy_order(mut self) -> Self {
+        self.legacy_order = true;
         self
     }
 

@@ -6,6 +6,7 @@ use super::{
     log::{Argument, Op},
     machine::Machine,
     refusal::{Answer, Why},
+    stream::Key,
 };
 
 /// How far a capture's prohibitions reach; also what a thread asks to be protected from.
@@ -38,11 +39,19 @@ pub(super) struct Capture {
     pub(super) status: CaptureStatus,
     mode: CaptureMode,
     by: Option<ThreadId>,
+    /// The stream on which it began, where this one was drawn in by an event.
+    origin: Option<Key>,
     /// Work that was queued meanwhile. It is recorded, not run.
     pub(super) items: usize,
 }
 
 impl Capture {
+    /// The part that a stream takes in a capture when it waits for an event that was recorded within it.
+    pub(super) fn joined(&self, recorded_on: Key) -> Capture {
+        let origin = Some(self.origin.unwrap_or(recorded_on));
+        Capture { status: CaptureStatus::Active, mode: self.mode, by: self.by, origin, items: 0 }
+    }
+
     /// For a call that a capture forbids: the reason to refuse it, if there is a capture, which is spoiled now.
     pub(super) fn spoil(&mut self) -> Option<Why> {
         match self.status {
@@ -61,15 +70,21 @@ impl Machine {
     pub fn begin_capture(&self, stream: u64, mode: CaptureMode) -> Answer<()> {
         self.call(Op::BeginCapture, Argument::Stream(stream), || {
             let on = self.stream(stream)?;
-            if on.is_default() {
+            // CUDA captures per-thread streams, but not the one that orders with others by itself.
+            if on.is_default() && !(self.0.spec.legacy_order && on.is_blocking()) {
                 return Err(self.refuse(Why::CaptureForbids, "a default stream cannot be captured"));
             }
             let mut capture = on.capture.lock();
             if capture.status != CaptureStatus::None {
                 return Err(self.refuse(Why::InvalidValue, "the stream is captured already"));
             }
-            *capture =
-                Capture { status: CaptureStatus::Active, mode, by: Some(thread::current().id()), items: 0 };
+            *capture = Capture {
+                status: CaptureStatus::Active,
+                mode,
+                by: Some(thread::current().id()),
+                origin: None,
+                items: 0,
+            };
             Ok(())
         })
     }
@@ -78,7 +93,27 @@ impl Machine {
     pub fn end_capture(&self, stream: u64) -> Answer<usize> {
         self.call(Op::EndCapture, Argument::Stream(stream), || {
             let on = self.stream(stream)?;
-            let capture = std::mem::take(&mut *on.capture.lock());
+            {
+                let capture = on.capture.lock();
+                if capture.origin.is_some() {
+                    return Err(self.refuse(Why::NotCapturing, "the capture began on another stream"));
+                }
+                let foreign = capture.by != Some(thread::current().id());
+                if capture.status != CaptureStatus::None && capture.mode != CaptureMode::Relaxed && foreign {
+                    return Err(self.refuse(Why::CaptureWrongThread, "another thread began the capture"));
+                }
+            }
+            let mut capture = std::mem::take(&mut *on.capture.lock());
+            for joined in self.0.streams.lock().all() {
+                let mut part = joined.capture.lock();
+                if part.origin == Some(on.key()) {
+                    let part = std::mem::take(&mut *part);
+                    capture.items += part.items;
+                    if part.status == CaptureStatus::Invalidated {
+                        capture.status = CaptureStatus::Invalidated;
+                    }
+                }
+            }
             match capture.status {
                 CaptureStatus::Active => Ok(capture.items),
                 CaptureStatus::None => Err(self.refuse(Why::NotCapturing, "the stream is not captured")),
@@ -92,7 +127,9 @@ impl Machine {
     /// A call: whether `stream` is captured. The one question that spoils nothing.
     pub fn capture_status(&self, stream: u64) -> Answer<CaptureStatus> {
         self.call(Op::CaptureStatus, Argument::Stream(stream), || {
-            let on = self.find(stream)?.stream;
+            let found = self.find(stream)?;
+            self.implicit_capture(&found, false)?;
+            let on = found.stream;
             Ok(on.map_or(CaptureStatus::None, |on| on.capture.lock().status))
         })
     }
@@ -101,6 +138,12 @@ impl Machine {
     /// [`CaptureMode::Relaxed`] the thread may allocate and register whatever is captured elsewhere.
     pub fn exchange_capture_mode(&self, mode: CaptureMode) -> Answer<CaptureMode> {
         self.call(Op::ExchangeCaptureMode, Argument::None, || Ok(self.replace_capture_mode(mode)))
+    }
+
+    /// For an ABI in front of the machine, in calls that the machine itself takes for harmless: refuses what captures
+    /// forbid, and spoils every capture that forbids it. No call.
+    pub fn forbidden_beside_captures(&self) -> Answer<()> {
+        self.beside_captures()
     }
 
     /// For a call that captures forbid: refuses, and spoils every capture that forbids it.

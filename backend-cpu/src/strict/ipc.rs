@@ -136,14 +136,12 @@ impl Machine {
     pub fn import_descriptor(&self, fd: OwnedFd, len: u64) -> Answer<usize> {
         self.call(Op::Import, Argument::None, || {
             let device = self.context()?;
-            let own = |file| {
-                self.0
-                    .memory
-                    .lock()
-                    .blocks
-                    .values()
-                    .any(|block| block.file == file && matches!(block.residence, Residence::Device(..)))
-            };
+            let own =
+                |file| {
+                    self.0.memory.lock().blocks.values().any(|block| {
+                        block.store.file == file && matches!(block.residence, Residence::Device(..))
+                    })
+                };
             if !self.0.spec.own_process_import && memfd::identity(&fd).is_ok_and(own) {
                 return Err(self.refuse(Why::OwnProcess, "the handle is this process's own"));
             }
@@ -157,8 +155,10 @@ impl Machine {
             let device = self.context()?;
             let mut memory = self.0.memory.lock();
             let (owner, file) = match memory.blocks.get(&addr) {
-                Some(block) if matches!(block.residence, Residence::Imported(_)) => {
-                    (block.device, block.file)
+                Some(block)
+                    if matches!(block.residence, Residence::Imported(_)) && block.mapped.is_none() =>
+                {
+                    (block.device, block.store.file)
                 }
                 _ => return Err(self.refuse(Why::InvalidValue, format!("no import at {addr:#x}"))),
             };
@@ -177,9 +177,11 @@ impl Machine {
         })
     }
 
-    /// How many imports are open, each counted once however often it was opened.
+    /// How many imports are open, each counted once however often it was opened. Another process's physical memory is
+    /// one while there is a handle to it or it is mapped.
     pub fn open_imports(&self) -> usize {
-        self.0.memory.lock().imports.len()
+        let memory = self.0.memory.lock();
+        memory.imports.len() + memory.imported_physical()
     }
 
     fn export<T>(
@@ -190,7 +192,7 @@ impl Machine {
     ) -> Answer<Shareable<T>> {
         self.call(Op::Export, Argument::Address(addr), || {
             let device = self.context()?;
-            let (block, _) = self.backing(addr, 0)?;
+            let block = self.block(addr)?;
             if block.device != device {
                 return Err(self.elsewhere(addr, block.device, device));
             }
@@ -204,7 +206,7 @@ impl Machine {
                     .refuse(Why::NotShareable, format!("{:?} memory has no such handle", block.residence)));
             }
             let (base, len, buffer) = (block.base, block.len, block.buffer);
-            let token = token(&block.memfd, &Shareable { device, base, len, buffer, token: () })?;
+            let token = token(&block.store.memfd, &Shareable { device, base, len, buffer, token: () })?;
             Ok(Shareable { device, base, len, buffer, token })
         })
     }

@@ -103,6 +103,22 @@ ops! {
     Import = "import",
     /// Closes what was opened.
     CloseImport = "close_import",
+    /// Makes physical memory.
+    CreatePhysical = "create_physical",
+    /// Gives a handle to it back.
+    ReleasePhysical = "release_physical",
+    /// Takes a handle to what is mapped.
+    RetainPhysical = "retain_physical",
+    /// Reserves addresses.
+    Reserve = "reserve",
+    /// Takes a reservation back.
+    Unreserve = "unreserve",
+    /// Maps physical memory.
+    Map = "map",
+    /// Takes mappings away.
+    Unmap = "unmap",
+    /// Says which devices may use what is mapped.
+    SetAccess = "set_access",
     /// Registers memory.
     Register = "register",
     /// Takes a registration back.
@@ -122,6 +138,8 @@ pub enum Argument {
     Stream(u64),
     /// An event's handle.
     Event(u64),
+    /// A handle of physical memory.
+    Handle(u64),
 }
 
 /// How a call ended.

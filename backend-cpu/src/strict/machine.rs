@@ -20,7 +20,7 @@ use super::{
     device::StrictDevice,
     faults::{Fate, Faults},
     log::{Argument, Log, Op, Outcome},
-    memory::Memory,
+    memory::{Block, Memory},
     refusal::{Answer, Dialect, Refusal, Why},
     register::Pins,
     stream::Streams,
@@ -62,7 +62,7 @@ pub(super) struct Inner {
 #[derive(Debug)]
 pub(super) struct Seat {
     pub(super) identity: Identity,
-    physical: u32,
+    pub(super) physical: u32,
     retained: AtomicU64,
     /// What [`StrictDevice`] has registered.
     pub(super) registry: Registry,
@@ -97,7 +97,7 @@ impl Machine {
         let seat = |(logical, &physical): (usize, &u32)| Seat {
             identity: Identity {
                 backend: BACKEND,
-                uuid: derive_uuid(&[b"haulier/strict", &spec.seed.to_le_bytes(), &physical.to_le_bytes()]),
+                uuid: Machine::uuid_of(spec.seed, physical),
                 logical: LogicalId(logical as u32),
                 physical: Some(PhysicalId(physical)),
                 name: format!("simulated device {physical}"),
@@ -138,6 +138,11 @@ impl Machine {
     /// How many devices are visible.
     pub fn device_count(&self) -> u32 {
         self.0.devices.len() as u32
+    }
+
+    /// The UUID of a device of the machine with this seed, also where the process does not see it.
+    pub fn uuid_of(seed: u64, physical: u32) -> DeviceUuid {
+        derive_uuid(&[b"haulier/strict", &seed.to_le_bytes(), &physical.to_le_bytes()])
     }
 
     /// A device's identity on the wire.
@@ -268,6 +273,20 @@ impl Machine {
         Ok(self.seat(device)?.retained.load(Ordering::Relaxed))
     }
 
+    /// Takes from a device everything that a context holds: memory, imports, streams, registrations. What is mapped as
+    /// virtual memory stays. No call: a driver does it when a context ends.
+    pub fn reset_device(&self, device: u32) -> Answer<()> {
+        self.seat(device)?;
+        self.0.streams.lock().forget(device);
+        self.0.pins.lock().forget(device);
+        let mut memory = self.0.memory.lock();
+        let of_context = |block: &&Arc<Block>| block.device == device && block.mapped.is_none();
+        let bases: Vec<usize> = memory.blocks.values().filter(of_context).map(|block| block.base).collect();
+        memory.imports.retain(|_, (base, _)| !bases.contains(base));
+        bases.into_iter().for_each(|base| self.displace(&mut memory, base));
+        Ok(())
+    }
+
     // ---- what every call is made of ----
 
     /// A call: logged, refused when unloaded, subject to the fault plan.
@@ -371,7 +390,7 @@ impl Machine {
         match argument {
             Argument::Address(addr) => self.0.memory.lock().owner(addr),
             Argument::Stream(stream) => self.0.streams.lock().owner(stream),
-            Argument::None | Argument::Device(_) | Argument::Event(_) => None,
+            Argument::None | Argument::Device(_) | Argument::Event(_) | Argument::Handle(_) => None,
         }
     }
 }

@@ -16,6 +16,7 @@ use super::{
     log::{Argument, Op},
     machine::Machine,
     refusal::{Answer, Dialect, Refusal, Why},
+    space::{Mapped, Space},
 };
 use crate::memfd::{self, FileId, Mapping};
 
@@ -59,9 +60,23 @@ pub struct Attributes {
     pub len: usize,
     /// The allocation's identity, `None` for host memory.
     pub buffer: Option<BufferId>,
+    /// Start and bytes of the reservation that the address is in; for what is no virtual memory, those of the
+    /// allocation.
+    pub range: (usize, usize),
+    /// The physical memory behind virtual memory, 0 for everything else.
+    pub physical: u64,
 }
 
-/// One allocation, or one import.
+/// The bytes behind one or more addresses, of this process or another one.
+#[derive(Debug)]
+pub(super) struct Store {
+    pub(super) device: u32,
+    pub(super) memfd: OwnedFd,
+    pub(super) file: FileId,
+    shadow: Mapping,
+}
+
+/// One allocation, one import, or one mapping of virtual memory.
 #[derive(Debug)]
 pub(super) struct Block {
     pub(super) device: u32,
@@ -69,17 +84,21 @@ pub(super) struct Block {
     pub(super) len: usize,
     pub(super) buffer: BufferId,
     pub(super) residence: Residence,
-    pub(super) memfd: OwnedFd,
-    pub(super) file: FileId,
     /// Queued work keeps the block, so memory that is freed too early still has bytes behind it.
-    shadow: Mapping,
+    pub(super) store: Arc<Store>,
+    /// For virtual memory: where it is mapped, and who may use it.
+    pub(super) mapped: Option<Mapped>,
 }
+
+/// Bytes of device memory that follow one another, in several blocks where virtual memory is mapped in pieces.
+#[derive(Debug, Clone)]
+pub(super) struct Span(Vec<(Arc<Block>, usize, usize)>);
 
 /// One side of a copy.
 #[derive(Debug, Clone)]
 pub(super) enum Side {
     Host(usize),
-    Device(Arc<Block>, usize),
+    Device(Span),
 }
 
 /// The memory of all devices.
@@ -91,6 +110,7 @@ pub(super) struct Memory {
     pub(super) blocks: BTreeMap<usize, Arc<Block>>,
     /// How often each of them is open, by file.
     pub(super) imports: HashMap<FileId, (usize, u64)>,
+    pub(super) space: Space,
     last_buffer: u64,
     freed_while_registered: u64,
 }
@@ -102,14 +122,33 @@ impl Memory {
             arenas,
             blocks: BTreeMap::new(),
             imports: HashMap::new(),
+            space: Space::default(),
             last_buffer: 0,
             freed_while_registered: 0,
         })
     }
 
-    /// The device whose address this is, allocated or not.
+    /// The device whose address this is, allocated or not; for virtual memory, that of what is mapped there.
     pub(super) fn owner(&self, addr: usize) -> Option<u32> {
-        self.arenas.iter().position(|arena| arena.contains(addr)).map(|at| at as u32)
+        let fixed = self.arenas.iter().position(|arena| arena.contains(addr)).map(|at| at as u32);
+        fixed.or_else(|| self.around(addr).map(|block| block.device))
+    }
+
+    /// Whether the address is no host memory, whatever is or is not there.
+    pub(super) fn is_device(&self, addr: usize) -> bool {
+        self.space.contains(addr) || self.arenas.iter().any(|arena| arena.contains(addr))
+    }
+
+    /// A new allocation's identity.
+    pub(super) fn next_buffer(&mut self) -> BufferId {
+        self.last_buffer += 1;
+        BufferId(self.last_buffer)
+    }
+
+    /// Bytes of the device that nothing takes.
+    pub(super) fn free(&self, device: u32) -> usize {
+        let taken = self.physical_bytes(device);
+        self.arenas[device as usize].free().saturating_sub(taken)
     }
 
     pub(super) fn around(&self, addr: usize) -> Option<&Arc<Block>> {
@@ -127,7 +166,10 @@ impl Machine {
     pub fn allocate(&self, len: usize, kind: MemoryKind) -> Answer<usize> {
         self.call(Op::Allocate, Argument::None, || {
             let device = self.context()?;
-            self.beside_captures()?;
+            // A pool's memory comes in stream order, which captures can record.
+            if kind != MemoryKind::Pool {
+                self.beside_captures()?;
+            }
             if len == 0 {
                 return Err(self.refuse(Why::InvalidValue, "an allocation of 0 bytes"));
             }
@@ -147,6 +189,9 @@ impl Machine {
             let registered = |block: &Block| self.0.pins.lock().overlaps(block.base, block.len);
             let mut memory = self.0.memory.lock();
             match memory.blocks.get(&addr) {
+                Some(block) if block.mapped.is_some() => {
+                    Err(self.refuse(Why::InvalidValue, format!("{addr:#x} is mapped, unmap it")))
+                }
                 Some(block) if matches!(block.residence, Residence::Device(..)) => {
                     memory.freed_while_registered += u64::from(registered(block));
                     self.displace(&mut memory, addr);
@@ -162,9 +207,8 @@ impl Machine {
     pub fn memory_info(&self) -> Answer<(usize, usize)> {
         self.call(Op::MemoryInfo, Argument::None, || {
             let device = self.context()?;
-            let mut memory = self.0.memory.lock();
-            let arena = memory.arena(device);
-            Ok((arena.free(), arena.total()))
+            let memory = self.0.memory.lock();
+            Ok((memory.free(device), memory.arenas[device as usize].total()))
         })
     }
 
@@ -178,12 +222,21 @@ impl Machine {
                     base: block.base,
                     len: block.len,
                     buffer: Some(block.buffer),
+                    range: block.mapped.as_ref().map_or((block.base, block.len), |mapped| mapped.range),
+                    physical: block.mapped.as_ref().map_or(0, |mapped| mapped.physical),
                 });
             }
-            if memory.owner(addr).is_some() || addr == 0 {
+            if memory.is_device(addr) || addr == 0 {
                 return Err(self.refuse(Why::InvalidValue, format!("nothing is allocated at {addr:#x}")));
             }
-            let host = |residence| Attributes { residence, base: addr, len: 0, buffer: None };
+            let host = |residence| Attributes {
+                residence,
+                base: addr,
+                len: 0,
+                buffer: None,
+                range: (addr, 0),
+                physical: 0,
+            };
             if self.0.pins.lock().overlaps(addr, 1) {
                 return Ok(host(Residence::Registered));
             }
@@ -212,15 +265,13 @@ impl Machine {
     /// The test's look at device memory, past streams and contexts.
     pub fn peek(&self, addr: usize, len: usize) -> Answer<Vec<u8>> {
         let mut bytes = vec![0; len];
-        let (block, offset) = self.backing(addr, len)?;
-        block.read(offset, &mut bytes);
+        self.backing(addr, len)?.read(&mut bytes);
         Ok(bytes)
     }
 
     /// The test's write to device memory, past streams and contexts.
     pub fn poke(&self, addr: usize, bytes: &[u8]) -> Answer<()> {
-        let (block, offset) = self.backing(addr, bytes.len())?;
-        block.write(offset, bytes);
+        self.backing(addr, bytes.len())?.write(bytes);
         Ok(())
     }
 
@@ -237,38 +288,82 @@ impl Machine {
 
     /// The address of a copy that the log names: the device's, if it has one.
     pub(super) fn device_side(&self, to: usize, from: usize) -> usize {
-        if self.0.memory.lock().owner(from).is_some() { from } else { to }
+        if self.0.memory.lock().is_device(from) { from } else { to }
     }
 
     /// Checks one side of a copy on `device`.
     pub(super) fn side(&self, addr: usize, len: usize, device: u32) -> Answer<Side> {
-        if self.0.memory.lock().owner(addr).is_none() {
+        if !self.is_device_address(addr) {
             if addr == 0 && len > 0 {
                 return Err(self.refuse(Why::InvalidValue, "a null address"));
             }
             return Ok(Side::Host(addr));
         }
-        let (block, offset) = self.backing(addr, len)?;
-        if block.device != device {
-            return Err(self.elsewhere(addr, block.device, device));
-        }
-        Ok(Side::Device(block, offset))
+        Ok(Side::Device(self.reachable(addr, len, device)?))
     }
 
-    /// The block behind `len` bytes of device memory.
-    pub(super) fn backing(&self, addr: usize, len: usize) -> Answer<(Arc<Block>, usize)> {
-        let memory = self.0.memory.lock();
-        let block = memory
-            .around(addr)
-            .ok_or_else(|| self.refuse(Why::InvalidValue, format!("nothing is allocated at {addr:#x}")))?;
-        let offset = addr - block.base;
-        if len > block.len - offset {
-            return Err(self.refuse(
-                Why::OutOfRange,
-                format!("{len} bytes at {addr:#x} leave the {} bytes at {:#x}", block.len, block.base),
-            ));
+    /// Device memory that work on `device` may use.
+    pub(super) fn reachable(&self, addr: usize, len: usize, device: u32) -> Answer<Span> {
+        let span = self.backing(addr, len)?;
+        for (block, ..) in &span.0 {
+            match &block.mapped {
+                None if block.device == device => {}
+                Some(mapped) if mapped.may_use(device) => {}
+                None => return Err(self.elsewhere(addr, block.device, device)),
+                Some(_) => {
+                    return Err(self.refuse(
+                        Why::InvalidValue,
+                        format!("device {device} has no access to the memory mapped at {:#x}", block.base),
+                    ));
+                }
+            }
         }
-        Ok((Arc::clone(block), offset))
+        Ok(span)
+    }
+
+    /// `len` bytes of device memory.
+    pub(super) fn backing(&self, addr: usize, len: usize) -> Answer<Span> {
+        let memory = self.0.memory.lock();
+        let mut parts = Vec::new();
+        let mut at = addr;
+        loop {
+            let Some(block) = memory.around(at) else {
+                let why = if at == addr { Why::InvalidValue } else { Why::OutOfRange };
+                return Err(self.refuse(why, format!("nothing is allocated at {at:#x}")));
+            };
+            let offset = at - block.base;
+            let left = len - (at - addr);
+            let part = left.min(block.len - offset);
+            parts.push((Arc::clone(block), offset, part));
+            if part == left {
+                return Ok(Span(parts));
+            }
+            // Only what is mapped piece by piece goes on behind its end.
+            if block.mapped.is_none() {
+                return Err(self.refuse(
+                    Why::OutOfRange,
+                    format!("{len} bytes at {addr:#x} leave the {} bytes at {:#x}", block.len, block.base),
+                ));
+            }
+            at += part;
+        }
+    }
+
+    /// The block around an address.
+    pub(super) fn block(&self, addr: usize) -> Answer<Arc<Block>> {
+        let memory = self.0.memory.lock();
+        let block = memory.around(addr).map(Arc::clone);
+        block.ok_or_else(|| self.refuse(Why::InvalidValue, format!("nothing is allocated at {addr:#x}")))
+    }
+
+    /// Whether an address is a device's, allocated or not. No call.
+    pub fn is_device_address(&self, addr: usize) -> bool {
+        self.0.memory.lock().is_device(addr)
+    }
+
+    /// The device that an address is of. No call.
+    pub fn owner_of_address(&self, addr: usize) -> Option<u32> {
+        self.0.memory.lock().owner(addr)
     }
 
     pub(super) fn elsewhere(&self, addr: usize, owner: u32, current: u32) -> Refusal {
@@ -288,18 +383,15 @@ impl Machine {
         residence: Residence,
     ) -> Answer<usize> {
         let failed = |e: Errno| self.refuse(Why::OutOfMemory, format!("{len} bytes: {e}"));
-        let shadow = Mapping::new(&fd, len).map_err(failed)?;
-        let file = memfd::identity(&fd).map_err(failed)?;
+        let store = Arc::new(Store::new(device, fd, len).map_err(failed)?);
         let align = self.0.spec.alignment;
-        let arena = memory.arena(device);
-        let taken = len.checked_next_multiple_of(align).and_then(|len| arena.take(len, align));
-        let Some(base) = taken else {
-            let free = arena.free();
+        let free = memory.free(device);
+        let whole = len.checked_next_multiple_of(align).filter(|&whole| whole <= free);
+        let Some(base) = whole.and_then(|whole| memory.arena(device).take(whole, align)) else {
             return Err(self.refuse(Why::OutOfMemory, format!("asked for {len} bytes, {free} are free")));
         };
-        memory.last_buffer += 1;
-        let buffer = BufferId(memory.last_buffer);
-        let block = Block { device, base, len, buffer, residence, memfd: fd, file, shadow };
+        let buffer = memory.next_buffer();
+        let block = Block { device, base, len, buffer, residence, store, mapped: None };
         memory.blocks.insert(base, Arc::new(block));
         Ok(base)
     }
@@ -313,22 +405,41 @@ impl Machine {
     }
 }
 
-impl Block {
-    // Offsets are checked by `backing` before a block is handed out, so the accessors' own check cannot fail.
+impl Store {
+    /// The first `len` bytes of a file.
+    pub(super) fn new(device: u32, memfd: OwnedFd, len: usize) -> Result<Self, Errno> {
+        let shadow = Mapping::new(&memfd, len)?;
+        let file = memfd::identity(&memfd)?;
+        Ok(Store { device, memfd, file, shadow })
+    }
+}
 
-    pub(super) fn read(&self, offset: usize, to: &mut [u8]) {
-        let done = self.shadow.read(offset, to);
-        debug_assert!(done.is_some());
+impl Span {
+    // Offsets are checked by `backing` before a span is handed out, so the accessors' own check cannot fail.
+
+    pub(super) fn read(&self, mut to: &mut [u8]) {
+        for (block, offset, len) in &self.0 {
+            let (part, rest) = to.split_at_mut(*len);
+            let done = block.store.shadow.read(*offset, part);
+            debug_assert!(done.is_some());
+            to = rest;
+        }
     }
 
-    pub(super) fn write(&self, offset: usize, from: &[u8]) {
-        let done = self.shadow.write(offset, from);
-        debug_assert!(done.is_some());
+    pub(super) fn write(&self, mut from: &[u8]) {
+        for (block, offset, len) in &self.0 {
+            let (part, rest) = from.split_at(*len);
+            let done = block.store.shadow.write(*offset, part);
+            debug_assert!(done.is_some());
+            from = rest;
+        }
     }
 
-    pub(super) fn fill(&self, offset: usize, len: usize, byte: u8) {
-        let done = self.shadow.fill(offset, len, byte);
-        debug_assert!(done.is_some());
+    pub(super) fn fill(&self, byte: u8) {
+        for (block, offset, len) in &self.0 {
+            let done = block.store.shadow.fill(*offset, *len, byte);
+            debug_assert!(done.is_some());
+        }
     }
 }
 
@@ -341,20 +452,20 @@ pub(super) unsafe fn transfer(to: &Side, from: &Side, len: usize) {
         return;
     }
     match (to, from) {
-        (Side::Device(to, at), Side::Device(from, offset)) => {
+        (Side::Device(to), Side::Device(from)) => {
             // The two may be one block, whose lock cannot be taken twice.
             let mut bytes = vec![0; len];
-            from.read(*offset, &mut bytes);
-            to.write(*at, &bytes);
+            from.read(&mut bytes);
+            to.write(&bytes);
         }
-        (Side::Device(to, at), Side::Host(from)) => {
+        (Side::Device(to), Side::Host(from)) => {
             // SAFETY: the caller vouches for the host memory, and that nobody writes it.
-            to.write(*at, unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(*from), len) });
+            to.write(unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(*from), len) });
         }
-        (Side::Host(to), Side::Device(from, offset)) => {
+        (Side::Host(to), Side::Device(from)) => {
             let to = ptr::with_exposed_provenance_mut(*to);
             // SAFETY: the caller vouches for the host memory, and that nobody touches it.
-            from.read(*offset, unsafe { slice::from_raw_parts_mut(to, len) });
+            from.read(unsafe { slice::from_raw_parts_mut(to, len) });
         }
         (Side::Host(to), Side::Host(from)) => {
             let (to, from) =

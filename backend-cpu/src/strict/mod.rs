@@ -44,6 +44,7 @@
 //! | `refusal` | [`Refusal`], and the codes of each [`Dialect`] |
 //! | `log`, `faults` | [`Log`] and [`Faults`], by [`Op`] |
 //! | `arena`, `memory` | addresses, and the memory behind them |
+//! | `space` | virtual memory: reserved addresses, physical memory, mappings |
 //! | `stream`, `capture` | streams, events, capture |
 //! | `ipc`, `register` | sharing with other processes, registration |
 //! | `device` | [`StrictDevice`] and its guards |
@@ -59,6 +60,7 @@ mod machine;
 mod memory;
 mod refusal;
 mod register;
+mod space;
 mod stream;
 
 pub use builder::{Builder, DefaultDevice, RepeatImport, TokenForm};
@@ -70,4 +72,5 @@ pub use log::{Argument, Call, Log, Op, Outcome};
 pub use machine::{Machine, MachineOwner};
 pub use memory::{Attributes, MemoryKind, Residence};
 pub use refusal::{Answer, Dialect, Refusal, Why};
+pub use space::{GRANULARITY, Physical};
 pub use stream::{LEGACY_STREAM, NULL_STREAM, PER_THREAD_STREAM};

@@ -44,6 +44,14 @@ pub enum Why {
     CaptureForbids,
     /// The capture was spoiled before.
     CaptureSpoiled,
+    /// The default stream would depend on a stream that is captured.
+    CaptureImplicit,
+    /// A captured stream would depend on work outside of the capture.
+    CaptureIsolation,
+    /// The event was recorded within a capture, so it never happens.
+    CapturedEvent,
+    /// A capture ends on the thread that began it.
+    CaptureWrongThread,
     /// The stream is not captured.
     NotCapturing,
     /// The bytes are registered already.
@@ -80,6 +88,10 @@ const REASONS: &[(Why, Kind, i64, i64)] = &[
     (Why::NotReady, Kind::Timeout, 600, 507046),
     (Why::CaptureForbids, Kind::StreamCapturing, 900, 107027),
     (Why::CaptureSpoiled, Kind::StreamCapturing, 901, 507903),
+    (Why::CaptureIsolation, Kind::StreamCapturing, 905, 107027),
+    (Why::CaptureImplicit, Kind::StreamCapturing, 906, 107027),
+    (Why::CapturedEvent, Kind::StreamCapturing, 907, 107027),
+    (Why::CaptureWrongThread, Kind::StreamCapturing, 908, 107027),
     (Why::NotCapturing, Kind::InvalidArgument, 401, 107029),
     (Why::AlreadyRegistered, Kind::Overlap, 712, 507910),
     (Why::NotRegistered, Kind::NotRegistered, 713, 507911),

@@ -17,6 +17,10 @@ pub(super) struct Pins {
 }
 
 impl Pins {
+    pub(super) fn forget(&mut self, device: u32) {
+        self.by_addr.retain(|_, &mut (_, owner)| owner != device);
+    }
+
     pub(super) fn overlaps(&self, addr: usize, len: usize) -> bool {
         let before = self.by_addr.range(..addr.saturating_add(len)).next_back();
         before.is_some_and(|(&at, &(size, _))| addr < at + size)

@@ -1,4 +1,5 @@
-//! Streams and events. No stream orders with another one, default streams included, unless an event makes it.
+//! Streams and events. No stream orders with another one, default streams included, unless an event makes it, or the
+//! machine was built with [`Builder::legacy_order`](super::Builder::legacy_order).
 
 use std::{
     collections::HashMap,
@@ -13,7 +14,7 @@ use super::{
     capture::Capture,
     log::{Argument, Op},
     machine::Machine,
-    memory::transfer,
+    memory::{Residence, transfer},
     refusal::{Answer, Why},
 };
 use crate::queue::{Mark, NotDone, Queue};
@@ -30,7 +31,7 @@ const FIRST_HANDLE: u64 = 0x1000;
 
 /// What a handle means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Key {
+pub(super) enum Key {
     Legacy(u32),
     PerThread(ThreadId, u32),
     Created(u64),
@@ -41,13 +42,32 @@ enum Key {
 pub(super) struct Stream {
     key: Key,
     device: u32,
+    /// Whether the default stream orders with it.
+    blocking: bool,
     queue: Queue,
     pub(super) capture: Mutex<Capture>,
+}
+
+/// What an event stands for.
+#[derive(Debug, Clone)]
+enum Recorded {
+    Never,
+    At(Mark),
+    /// On this stream, while it was captured.
+    Captured(Key),
 }
 
 impl Stream {
     pub(super) fn is_default(&self) -> bool {
         !matches!(self.key, Key::Created(_))
+    }
+
+    pub(super) fn is_blocking(&self) -> bool {
+        self.blocking
+    }
+
+    pub(super) fn key(&self) -> Key {
+        self.key
     }
 
     /// Queues `work`, or records it while the stream is captured.
@@ -74,8 +94,7 @@ pub(super) struct Found {
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     by_key: HashMap<Key, Arc<Stream>>,
-    /// `None` until it is recorded.
-    events: HashMap<u64, Option<Mark>>,
+    events: HashMap<u64, Recorded>,
     last: u64,
     hold_new: bool,
 }
@@ -90,6 +109,17 @@ impl Streams {
         self.by_key.values()
     }
 
+    /// Ends a device's streams.
+    pub(super) fn forget(&mut self, device: u32) {
+        self.by_key.retain(|_, stream| {
+            let stays = stream.device != device;
+            if !stays {
+                stream.queue.close();
+            }
+            stays
+        });
+    }
+
     fn handle(&mut self) -> u64 {
         self.last += 1;
         FIRST_HANDLE + self.last
@@ -101,11 +131,20 @@ impl Machine {
 
     /// A call: a new stream of the current device, and its handle.
     pub fn create_stream(&self) -> Answer<u64> {
+        self.create(false)
+    }
+
+    /// A call: a new stream that orders with the device's default stream, where the machine has such an order.
+    pub fn create_blocking_stream(&self) -> Answer<u64> {
+        self.create(true)
+    }
+
+    fn create(&self, blocking: bool) -> Answer<u64> {
         self.call(Op::CreateStream, Argument::None, || {
             let device = self.context()?;
             let mut streams = self.0.streams.lock();
             let handle = streams.handle();
-            self.start(&mut streams, Key::Created(handle), device)?;
+            self.start(&mut streams, Key::Created(handle), device, blocking)?;
             Ok(handle)
         })
     }
@@ -125,7 +164,9 @@ impl Machine {
     /// A stream under capture refuses, and its capture is spoiled.
     pub fn sync_stream(&self, stream: u64, deadline: Deadline) -> Answer<()> {
         self.call_until(Op::SyncStream, Argument::Stream(stream), deadline, || {
-            match self.waitable(stream)? {
+            let (on, before) = self.waitable(stream)?;
+            before.iter().try_for_each(|mark| mark.wait(deadline)).map_err(|e| self.not_done(e))?;
+            match on {
                 Some(on) => on.queue.wait(deadline).map_err(|e| self.not_done(e)),
                 None => Ok(()),
             }
@@ -135,7 +176,11 @@ impl Machine {
     /// A call: whether what is queued on `stream` is done. Spoils a capture just as waiting does.
     pub fn query_stream(&self, stream: u64) -> Answer<bool> {
         self.call(Op::QueryStream, Argument::Stream(stream), || {
-            let Some(on) = self.waitable(stream)? else { return Ok(true) };
+            let (on, before) = self.waitable(stream)?;
+            if before.iter().any(|mark| !mark.is_reached()) {
+                return Ok(false);
+            }
+            let Some(on) = on else { return Ok(true) };
             match on.queue.wait(Deadline::passed()) {
                 Ok(()) => Ok(true),
                 Err(NotDone::Timeout(_)) => Ok(false),
@@ -162,7 +207,8 @@ impl Machine {
     /// A call: queues `work`, which runs on the stream's own thread. A panic in it fails the stream.
     pub fn enqueue(&self, stream: u64, work: impl FnOnce() + Send + 'static) -> Answer<()> {
         self.call(Op::Enqueue, Argument::Stream(stream), || {
-            self.usable(stream)?.push(work);
+            let on = self.usable(stream)?;
+            self.put(&on, work);
             Ok(())
         })
     }
@@ -171,11 +217,8 @@ impl Machine {
     pub fn fill(&self, stream: u64, addr: usize, len: usize, byte: u8) -> Answer<()> {
         self.call(Op::Fill, Argument::Stream(stream), || {
             let on = self.usable(stream)?;
-            let (block, offset) = self.backing(addr, len)?;
-            if block.device != on.device {
-                return Err(self.elsewhere(addr, block.device, on.device));
-            }
-            on.push(move || block.fill(offset, len, byte));
+            let span = self.reachable(addr, len, on.device)?;
+            self.put(&on, move || span.fill(byte));
             Ok(())
         })
     }
@@ -190,7 +233,52 @@ impl Machine {
             let on = self.usable(stream)?;
             let (to, from) = (self.side(to, len, on.device)?, self.side(from, len, on.device)?);
             // SAFETY: `side` checked device memory and the blocks are kept; the caller vouches for the host's.
-            on.push(move || unsafe { transfer(&to, &from, len) });
+            self.put(&on, move || unsafe { transfer(&to, &from, len) });
+            Ok(())
+        })
+    }
+
+    /// A call: queues writing these bytes to device memory, as a copy from host memory that was read at once.
+    pub fn write_async(&self, stream: u64, to: usize, bytes: Vec<u8>) -> Answer<()> {
+        self.call(Op::CopyAsync, Argument::Stream(stream), || {
+            let on = self.usable(stream)?;
+            let span = self.reachable(to, bytes.len(), on.device)?;
+            self.put(&on, move || span.write(&bytes));
+            Ok(())
+        })
+    }
+
+    /// A call: queues a copy between any two devices' memory on a stream of the current one.
+    pub fn copy_between(&self, stream: u64, to: usize, from: usize, len: usize) -> Answer<()> {
+        self.call(Op::CopyAsync, Argument::Stream(stream), || {
+            let on = self.usable(stream)?;
+            let (to, from) = (self.backing(to, len)?, self.backing(from, len)?);
+            self.put(&on, move || {
+                let mut bytes = vec![0; len];
+                from.read(&mut bytes);
+                to.write(&bytes);
+            });
+            Ok(())
+        })
+    }
+
+    /// A call: queues freeing the allocation at `addr`.
+    pub fn free_async(&self, stream: u64, addr: usize) -> Answer<()> {
+        self.call(Op::Free, Argument::Address(addr), || {
+            let on = self.usable(stream)?;
+            let block = self.block(addr)?;
+            let ours = matches!(block.residence, Residence::Device(..)) && block.mapped.is_none();
+            if block.base != addr || !ours {
+                return Err(self.refuse(Why::InvalidValue, format!("no allocation starts at {addr:#x}")));
+            }
+            let (machine, buffer) = (self.clone(), block.buffer);
+            self.put(&on, move || {
+                let mut memory = machine.0.memory.lock();
+                // Not what somebody else allocated there since.
+                if memory.blocks.get(&addr).is_some_and(|block| block.buffer == buffer) {
+                    machine.displace(&mut memory, addr);
+                }
+            });
             Ok(())
         })
     }
@@ -203,7 +291,7 @@ impl Machine {
             self.context()?;
             let mut streams = self.0.streams.lock();
             let handle = streams.handle();
-            streams.events.insert(handle, None);
+            streams.events.insert(handle, Recorded::Never);
             Ok(handle)
         })
     }
@@ -220,9 +308,14 @@ impl Machine {
     pub fn record_event(&self, event: u64, stream: u64) -> Answer<()> {
         self.call(Op::RecordEvent, Argument::Stream(stream), || {
             let on = self.usable(stream)?;
-            let mark = on.queue.mark();
+            let captured = on.capture.lock().status != super::CaptureStatus::None;
+            // An item of its own where there is something to wait for that is not in this queue, or to be recorded.
+            if captured || !self.ordered_before(on.key, on.device, on.blocking).is_empty() {
+                self.put(&on, || ());
+            }
+            let recorded = if captured { Recorded::Captured(on.key) } else { Recorded::At(on.queue.mark()) };
             let mut streams = self.0.streams.lock();
-            *streams.events.get_mut(&event).ok_or_else(|| self.no_event(event))? = Some(mark);
+            *streams.events.get_mut(&event).ok_or_else(|| self.no_event(event))? = recorded;
             Ok(())
         })
     }
@@ -233,6 +326,11 @@ impl Machine {
             self.context()?;
             Ok(self.mark(event)?.is_none_or(|mark| mark.is_reached()))
         })
+    }
+
+    /// Whether the event is complete: the test's question, which needs no current device.
+    pub fn is_event_complete(&self, event: u64) -> Answer<bool> {
+        Ok(self.mark(event)?.is_none_or(|mark| mark.is_reached()))
     }
 
     /// A call: waits until the event is complete.
@@ -246,15 +344,40 @@ impl Machine {
         })
     }
 
-    /// A call: what is queued on `stream` from now on runs after the event.
+    /// A call: what is queued on `stream` from now on runs after the event. An event that was recorded within a capture
+    /// draws the stream into it.
     pub fn wait_event(&self, stream: u64, event: u64) -> Answer<()> {
         self.call(Op::WaitEvent, Argument::Stream(stream), || {
             let on = self.usable(stream)?;
-            if let Some(mark) = self.mark(event)? {
-                on.push(move || {
-                    // Without a deadline there is nothing that it could fail with.
-                    let _ = mark.wait(Deadline::NEVER);
-                });
+            match self.recorded(event)? {
+                Recorded::Never => {}
+                Recorded::At(mark) => {
+                    if let Some(why) = on.capture.lock().spoil() {
+                        let why = if why == Why::CaptureForbids { Why::CaptureIsolation } else { why };
+                        return Err(self.refuse(why, "the event is of work outside of the capture"));
+                    }
+                    self.put(&on, move || {
+                        // Without a deadline there is nothing that it could fail with.
+                        let _ = mark.wait(Deadline::NEVER);
+                    });
+                }
+                Recorded::Captured(key) => {
+                    let from = self.0.streams.lock().by_key.get(&key).cloned();
+                    let part = from.and_then(|from| {
+                        let capture = from.capture.lock();
+                        (capture.status == super::CaptureStatus::Active).then(|| capture.joined(key))
+                    });
+                    let Some(part) = part else {
+                        return Err(self.refuse(Why::CapturedEvent, "the event is of a capture that is over"));
+                    };
+                    {
+                        let mut capture = on.capture.lock();
+                        if capture.status == super::CaptureStatus::None {
+                            *capture = part;
+                        }
+                    }
+                    on.push(|| ());
+                }
             }
             Ok(())
         })
@@ -324,24 +447,33 @@ impl Machine {
         let found = self.find(handle)?;
         match found.stream {
             Some(stream) => Ok(stream),
-            None => self.start(&mut self.0.streams.lock(), found.key, found.device),
+            None => self.start(&mut self.0.streams.lock(), found.key, found.device, false),
         }
     }
 
-    /// A stream to wait for: any device's, but the thread must have some device. `None` for a default stream that was
-    /// never used.
-    fn waitable(&self, handle: u64) -> Answer<Option<Arc<Stream>>> {
+    /// A stream to wait for, and what orders before it: any device's, but the thread must have some device. No stream
+    /// for a default stream that was never used.
+    fn waitable(&self, handle: u64) -> Answer<(Option<Arc<Stream>>, Vec<Mark>)> {
         self.context()?;
-        let stream = self.find(handle)?.stream;
-        match stream.as_ref().and_then(|stream| stream.capture.lock().spoil()) {
+        let found = self.find(handle)?;
+        self.implicit_capture(&found, true)?;
+        match found.stream.as_ref().and_then(|stream| stream.capture.lock().spoil()) {
             Some(why) => Err(self.refuse(why, "the stream is being captured")),
-            None => Ok(stream),
+            None => {
+                // Waiting for a stream is no work on it, so only the default stream draws others in.
+                let before = match found.key {
+                    Key::Legacy(_) => self.ordered_before(found.key, found.device, false),
+                    _ => Vec::new(),
+                };
+                Ok((found.stream, before))
+            }
         }
     }
 
     /// A stream to queue on: its device must be current.
     fn usable(&self, handle: u64) -> Answer<Arc<Stream>> {
         let device = self.context()?;
+        self.implicit_capture(&self.find(handle)?, true)?;
         let stream = self.stream(handle)?;
         if stream.device != device {
             return Err(self.refuse(
@@ -352,7 +484,65 @@ impl Machine {
         Ok(stream)
     }
 
-    fn start(&self, streams: &mut Streams, key: Key, device: u32) -> Answer<Arc<Stream>> {
+    /// Queues work behind whatever orders before it by itself.
+    fn put(&self, on: &Stream, work: impl FnOnce() + Send + 'static) {
+        let before = self.ordered_before(on.key, on.device, on.blocking);
+        if before.is_empty() {
+            return on.push(work);
+        }
+        // The marks are of work that is queued already, so such waits make no circle.
+        on.push(move || {
+            for mark in before {
+                let _ = mark.wait(Deadline::NEVER);
+            }
+            work();
+        });
+    }
+
+    /// What work on a stream waits for by itself: on the default stream the blocking ones, on those the default stream.
+    fn ordered_before(&self, key: Key, device: u32, blocking: bool) -> Vec<Mark> {
+        if !self.0.spec.legacy_order {
+            return Vec::new();
+        }
+        let streams = self.0.streams.lock();
+        let orders = |other: &&Arc<Stream>| match key {
+            Key::Legacy(_) => other.blocking,
+            _ => blocking && matches!(other.key, Key::Legacy(_)),
+        };
+        let of_device = streams.all().filter(|other| other.device == device);
+        of_device.filter(orders).map(|other| other.queue.mark()).filter(|mark| !mark.is_reached()).collect()
+    }
+
+    /// Refuses the default stream while a stream that it orders with is captured; a use of it spoils the capture, a
+    /// question does not.
+    pub(super) fn implicit_capture(&self, found: &Found, spoils: bool) -> Answer<()> {
+        if !self.0.spec.legacy_order || !matches!(found.key, Key::Legacy(_)) {
+            return Ok(());
+        }
+        let mut captured = false;
+        for other in
+            self.0.streams.lock().all().filter(|other| other.device == found.device && other.blocking)
+        {
+            let mut capture = other.capture.lock();
+            captured |= capture.status != super::CaptureStatus::None;
+            if spoils {
+                capture.spoil();
+            }
+        }
+        if captured {
+            return Err(
+                self.refuse(Why::CaptureImplicit, "a stream that the default stream orders with is captured")
+            );
+        }
+        Ok(())
+    }
+
+    /// The device of a created stream. No call.
+    pub fn owner_of_stream(&self, stream: u64) -> Option<u32> {
+        self.0.streams.lock().owner(stream)
+    }
+
+    fn start(&self, streams: &mut Streams, key: Key, device: u32, blocking: bool) -> Answer<Arc<Stream>> {
         // Two threads may be the first to use a default stream.
         if let Some(stream) = streams.by_key.get(&key) {
             return Ok(Arc::clone(stream));
@@ -362,13 +552,26 @@ impl Machine {
         if streams.hold_new {
             queue.hold();
         }
-        let stream = Arc::new(Stream { key, device, queue, capture: Mutex::default() });
+        // Per-thread streams order with the default stream too.
+        let blocking = self.0.spec.legacy_order && (blocking || matches!(key, Key::PerThread(..)));
+        let stream = Arc::new(Stream { key, device, blocking, queue, capture: Mutex::default() });
         streams.by_key.insert(key, Arc::clone(&stream));
         Ok(stream)
     }
 
-    fn mark(&self, event: u64) -> Answer<Option<Mark>> {
+    fn recorded(&self, event: u64) -> Answer<Recorded> {
         self.0.streams.lock().events.get(&event).cloned().ok_or_else(|| self.no_event(event))
+    }
+
+    /// The place that an event waits for, if it has to.
+    fn mark(&self, event: u64) -> Answer<Option<Mark>> {
+        match self.recorded(event)? {
+            Recorded::Never => Ok(None),
+            Recorded::At(mark) => Ok(Some(mark)),
+            Recorded::Captured(_) => {
+                Err(self.refuse(Why::CapturedEvent, "the event was recorded within a capture"))
+            }
+        }
     }
 
     fn no_stream(&self, handle: u64) -> super::Refusal {

@@ -5,7 +5,9 @@ mod common;
 mod faults;
 mod ipc;
 mod memory;
+mod order;
 mod register;
+mod space;
 mod streams;
 mod threads;
 

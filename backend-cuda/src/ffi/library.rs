@@ -35,6 +35,15 @@ impl Library {
         }
     }
 
+    /// The function `symbol`, or `None` where this version does not have it.
+    ///
+    /// # Safety
+    /// `F` must be the function's type.
+    pub(crate) unsafe fn function<F: Copy>(&self, symbol: &str) -> Option<F> {
+        // SAFETY: the caller promises the type.
+        unsafe { self.0.get::<F>(symbol) }.ok().map(|function| *function)
+    }
+
     /// Where `symbol` is, or `None` where this version does not have it.
     pub(crate) fn address_of(&self, symbol: &str) -> Option<usize> {
         // SAFETY: the symbol is located and not called, so its true type does not matter.
