@@ -11,13 +11,13 @@ use std::{
     time::Duration,
 };
 
-use hal::{Bound, Deadline, Device, Place, Workers};
+use hal::{Bound, Deadline, Device, DeviceExt, Place, Region, Workers};
 
 use crate::{
     arrow::{Item, Ready, Slot},
     engine::{Description, Engine, PoolBuffer, View, in_process::InProcessEngine, node::NodeEngine},
     error::{Error, Result},
-    payload::{Payload, Span, Target, check_key},
+    payload::{Origin, Payload, Span, Target, check_key},
     retry,
     store::{META_MAX, Mode, Put, Stat, Store},
 };
@@ -300,11 +300,22 @@ impl<D: Device> StoreClient<D> {
     pub fn register_buffer<'a>(&self, region: impl Into<Payload<'a, D>>) -> Result<D::Registration> {
         self.open()?;
         let span = region.into().span;
+        let named = hal::named_stream(self.device());
+        let register = move |bound: &Bound<'_, D>| {
+            let region = match span.origin {
+                // Known to be the host's; not every driver says so of memory that it did not allocate.
+                Origin::Slice => Region::host(span.addr, span.len),
+                Origin::Buffer(_) | Origin::Raw => bound.locate(span.addr, span.len)?.region,
+            };
+            bound.register(region)
+        };
+        // The call may hang, so it runs where it can be left behind; the caller's stream, which may be under capture,
+        // goes along.
         self.inner
             .workers
-            .bound(Deadline::after(self.deadline), "register", move |bound| {
-                let located = bound.locate(span.addr, span.len)?;
-                bound.register(located.region)
+            .run(Deadline::after(self.deadline), "register", move |bound| match named {
+                Some(stream) => bound.device().with_stream(stream, || register(bound)),
+                None => register(bound),
             })
             .map_err(Error::from)
     }

@@ -54,7 +54,8 @@ impl Mapping {
         // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
         let base = unsafe { rustix::mm::mmap(ptr::null_mut(), size, protection, flags, file, 0) }
             .map_err(|e| os("mapping an arena", e))?;
-        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| os("mapping an arena", rustix::io::Errno::INVAL))?;
+        let base = NonNull::new(base.cast::<u8>())
+            .ok_or_else(|| os("mapping an arena", rustix::io::Errno::INVAL))?;
         // Regions are plain addresses, and what they lead to is accessed through them.
         base.as_ptr().expose_provenance();
         Ok(Mapping { base, len: size })
@@ -70,7 +71,10 @@ impl Mapping {
                 Ok(Region::host(self.base.as_ptr().addr() + offset as usize, len as usize))
             }
             _ => Err(Error::Protocol {
-                reason: format!("offset {offset} with length {len} is outside of an arena of {} bytes", self.len),
+                reason: format!(
+                    "offset {offset} with length {len} is outside of an arena of {} bytes",
+                    self.len
+                ),
             }),
         }
     }
@@ -118,7 +122,8 @@ pub(crate) unsafe fn copy_host(
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<()> {
     in_pieces(to, from, deadline, progress, |to, from| {
-        let (target, source) = (ptr::with_exposed_provenance_mut(to.addr), ptr::with_exposed_provenance(from.addr));
+        let (target, source) =
+            (ptr::with_exposed_provenance_mut(to.addr), ptr::with_exposed_provenance(from.addr));
         // SAFETY: both are allocated, of one length, and apart from each other, since nobody writes `from` meanwhile.
         unsafe { ptr::copy_nonoverlapping::<u8>(source, target, from.len) };
         Ok(())

@@ -6,3 +6,4 @@ pub mod backends;
 pub mod conformance;
 pub mod fixture;
 pub mod peer;
+pub mod rig;

@@ -437,7 +437,9 @@ impl fmt::Display for Ended {
 /// Where none can be made.
 pub fn private_dir() -> Arc<TempDir> {
     // Short: the path of a socket has 107 bytes at most.
-    Arc::new(tempfile::Builder::new().prefix("hlr-").tempdir().expect("a private directory"))
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("hlr-").permissions(fs::Permissions::from_mode(0o700));
+    Arc::new(builder.tempdir().expect("a private directory"))
 }
 
 /// A node daemon that serves.

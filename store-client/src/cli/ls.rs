@@ -53,7 +53,7 @@ fn text(entries: &[Entry]) -> String {
     let mut table = output::table(&["KEY", "DTYPE", "SHAPE", ">BYTES"]);
     for entry in entries {
         table.add_row([
-            entry.key.clone(),
+            output::plain(&entry.key),
             entry.dtype.clone().unwrap_or_else(|| "-".into()),
             entry.shape.as_deref().map_or_else(|| "-".into(), shape),
             output::size(entry.bytes),

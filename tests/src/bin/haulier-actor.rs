@@ -16,7 +16,7 @@ use std::{
 use backend_cpu::CpuDevice;
 use haulier::{
     Dtype, Options, PoolBuffer, Shard, StoreClient, TensorRef, View,
-    hal::DeviceExt,
+    hal::{Buffer, DeviceExt},
     store,
 };
 use haulier_tests::{
@@ -28,7 +28,13 @@ type Outcome = Result<String, Box<dyn Error>>;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let socket = env::args_os().nth(1).ok_or("usage: haulier-actor SOCKET")?;
-    let mut actor = Actor { socket: Path::new(&socket), client: None, buffers: BTreeMap::new(), views: BTreeMap::new() };
+    let mut actor = Actor {
+        socket: Path::new(&socket),
+        client: None,
+        buffers: BTreeMap::new(),
+        views: BTreeMap::new(),
+        sources: Vec::new(),
+    };
     let mut stdout = io::stdout().lock();
     for line in io::stdin().lock().lines() {
         let line = line?;
@@ -45,6 +51,7 @@ struct Actor<'s> {
     client: Option<StoreClient<CpuDevice>>,
     buffers: BTreeMap<String, PoolBuffer>,
     views: BTreeMap<String, View>,
+    sources: Vec<Buffer<CpuDevice>>,
 }
 
 impl Actor<'_> {
@@ -70,6 +77,15 @@ impl Actor<'_> {
             ["upsert", key, seed, len] => {
                 let value = marked(seed.parse()?, len.parse()?);
                 Ok(format!("{:?}", self.client()?.upsert(key, &value)?))
+            }
+            // From memory of the device, which the daemon opens; it is kept.
+            ["put-device", key, seed, len] => {
+                let value = marked(seed.parse()?, len.parse()?);
+                let buffer = CpuDevice::open()?.buffer(value.len())?;
+                buffer.allocation().write(0, &value)?;
+                let verdict = self.client()?.put(key, &buffer)?;
+                self.sources.push(buffer);
+                Ok(format!("{verdict:?}"))
             }
             ["seed", key] => Ok(seed_of(&self.client()?.view(key)?)?.to_string()),
             ["remove", key] => Ok(self.client()?.remove(key)?.to_string()),

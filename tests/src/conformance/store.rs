@@ -35,7 +35,7 @@ impl<D: Device> Shop<D> {
     fn node(f: &dyn Fixture<D>) -> Self {
         let dir = tempfile::tempdir().expect("a private directory");
         let config = NodeConfig {
-            socket: dir.path().join("node.sock"),
+            socket: dir.path().join("private/node.sock"),
             store: Self::store(),
             devices: vec![f.device().clone()],
             metrics: None,

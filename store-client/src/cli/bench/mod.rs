@@ -13,7 +13,7 @@ use self::{
     rows::{Op, Path, Row},
 };
 use super::{
-    child::{Interrupts, PrivateNode},
+    child::{Interrupts, PrivateNode, private_dir},
     exit::{Failure, Result},
     global::{self, Global},
     output,
@@ -58,8 +58,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
     let interrupts = Interrupts::watch()?;
-    let dir = tempfile::Builder::new().prefix("haulier-bench-").tempdir();
-    let dir = dir.map_err(|e| Failure::system("making a private directory", e))?;
+    let dir = private_dir("haulier-bench-")?;
     let stage = output::stages();
     if args.memory {
         if global.socket.is_some() {

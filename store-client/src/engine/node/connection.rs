@@ -165,7 +165,9 @@ impl Connection {
         let (instance, imports) = connection.call(hello, &[], deadline, |reply, _| match reply {
             Reply::Welcome { version: VERSION, instance, imports, .. } => Ok((instance, imports)),
             Reply::Welcome { version, .. } => Err(Error::Protocol {
-                reason: format!("the daemon speaks version {version}, this client {VERSION}; update the older one"),
+                reason: format!(
+                    "the daemon speaks version {version}, this client {VERSION}; update the older one"
+                ),
             }),
             _ => Err(astray()),
         })?;
@@ -240,7 +242,9 @@ impl Connection {
                 self.lost(false, e.to_string())
             }
             // The kernel has no memory for the message, or too many descriptors are on their way.
-            _ => Fault::Refused(Error::ResourceExhausted { what: format!("the socket to the node daemon ({e})") }),
+            _ => Fault::Refused(Error::ResourceExhausted {
+                what: format!("the socket to the node daemon ({e})"),
+            }),
         })
     }
 
@@ -344,7 +348,8 @@ impl Connection {
         }
         while let Some(request) = back.next() {
             let frame = Frame { id: 0, request };
-            let sent = postcard::to_stdvec(&frame).is_ok_and(|bytes| matches!(self.socket.try_send(&bytes), Ok(true)));
+            let sent = postcard::to_stdvec(&frame)
+                .is_ok_and(|bytes| matches!(self.socket.try_send(&bytes), Ok(true)));
             if !sent {
                 // If the socket has ended, the next request notices.
                 self.owed.lock().add(frame.request, back);
@@ -379,12 +384,13 @@ impl Connection {
         if let Some(mapping) = self.readable.read().get(&arena) {
             return Ok(Arc::clone(mapping));
         }
-        let mapping = self.call(Request::Arena { id: arena }, &[], deadline, |reply, descriptors| {
-            match (reply, descriptors.pop()) {
-                (Reply::Arena { len }, Some(file)) => Mapping::new(file.as_fd(), len, Access::Read),
-                _ => Err(astray()),
-            }
-        })?;
+        let mapping =
+            self.call(Request::Arena { id: arena }, &[], deadline, |reply, descriptors| {
+                match (reply, descriptors.pop()) {
+                    (Reply::Arena { len }, Some(file)) => Mapping::new(file.as_fd(), len, Access::Read),
+                    _ => Err(astray()),
+                }
+            })?;
         // Another thread may have been as fast.
         Ok(Arc::clone(self.readable.write().entry(arena).or_insert_with(|| Arc::new(mapping))))
     }
@@ -444,17 +450,18 @@ impl Connection {
         deadline: Deadline,
     ) -> Result<Vec<Result<Put>>, Fault> {
         let count = items.len();
-        let outcome = self.call(Request::Commit { items, mode, ahead }, &[], deadline, |reply, _| match reply {
-            Reply::Committed { slots, ahead } => {
-                if let Some(granted) = ahead {
-                    self.granted(granted, granted.capacity)?;
-                    let replaced = self.spare.lock().replace(granted);
-                    self.abandon(replaced.iter().map(|old| old.grant).collect());
+        let outcome =
+            self.call(Request::Commit { items, mode, ahead }, &[], deadline, |reply, _| match reply {
+                Reply::Committed { slots, ahead } => {
+                    if let Some(granted) = ahead {
+                        self.granted(granted, granted.capacity)?;
+                        let replaced = self.spare.lock().replace(granted);
+                        self.abandon(replaced.iter().map(|old| old.grant).collect());
+                    }
+                    counted(slots, count)
                 }
-                counted(slots, count)
-            }
-            _ => Err(astray()),
-        });
+                _ => Err(astray()),
+            });
         if outcome.as_ref().err().is_none_or(Fault::may_have_arrived) {
             grants.iter_mut().for_each(Grant::spend);
         }
@@ -496,7 +503,9 @@ impl Connection {
                         Held::Shared { hold, arena, offset, len, meta } => {
                             Taken::Shared { hold, arena, offset, len, meta: meta.into() }
                         }
-                        Held::Inline { bytes, meta } => Taken::Inline { bytes: bytes.into(), meta: meta.into() },
+                        Held::Inline { bytes, meta } => {
+                            Taken::Inline { bytes: bytes.into(), meta: meta.into() }
+                        }
                     })
                 })
                 .collect()),

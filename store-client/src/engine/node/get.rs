@@ -35,7 +35,8 @@ impl<D: Device> GetCall<'_, D> {
     pub(super) fn run(&self) -> Vec<Result<Description>> {
         let mut verdicts: Verdicts = self.batch.slots().iter().map(|_| None).collect();
         // What was filled before the daemon died stays filled.
-        let outcome = self.engine.again("get", self.deadline, |connection| self.over(connection, &mut verdicts));
+        let outcome =
+            self.engine.again("get", self.deadline, |connection| self.over(connection, &mut verdicts));
         let fail = || outcome.as_ref().err().cloned().unwrap_or_else(super::unsettled);
         verdicts.into_iter().map(|verdict| verdict.unwrap_or_else(|| Err(fail()))).collect()
     }
@@ -126,13 +127,22 @@ impl<D: Device> GetCall<'_, D> {
     }
 
     /// Copies one value to where it belongs. What may fault is the connection; the rest is the slot's own verdict.
-    fn deliver(&self, connection: &Connection, to: Region, taken: Taken) -> Result<Result<Description>, Fault> {
+    fn deliver(
+        &self,
+        connection: &Connection,
+        to: Region,
+        taken: Taken,
+    ) -> Result<Result<Description>, Fault> {
         let mapping;
         let (from, meta) = match &taken {
-            Taken::Inline { bytes, meta } => (Region::host(bytes.as_ptr().expose_provenance(), bytes.len()), meta),
+            Taken::Inline { bytes, meta } => {
+                (Region::host(bytes.as_ptr().expose_provenance(), bytes.len()), meta)
+            }
             Taken::Shared { len: 0, meta, .. } => (Region::host(0, 0), meta),
             // The destination is looked at first, so that nothing is mapped for nothing.
-            Taken::Shared { len, .. } if *len > to.len as u64 => return Ok(Err(Error::TooSmall { need: *len })),
+            Taken::Shared { len, .. } if *len > to.len as u64 => {
+                return Ok(Err(Error::TooSmall { need: *len }));
+            }
             Taken::Shared { arena, offset, len, meta, .. } => {
                 mapping = connection.for_copy(*arena, self.deadline)?;
                 (connection.range(&mapping, *offset, *len)?, meta)
@@ -217,7 +227,12 @@ pub(super) fn view(
         .collect()
 }
 
-fn look(connection: &Connection, taken: Taken, hold: Option<Hold>, deadline: Deadline) -> Result<View, Fault> {
+fn look(
+    connection: &Connection,
+    taken: Taken,
+    hold: Option<Hold>,
+    deadline: Deadline,
+) -> Result<View, Fault> {
     Ok(match (taken, hold) {
         (Taken::Shared { arena, offset, len: len @ 1.., meta, .. }, Some(mut hold)) => {
             let mapping = connection.for_view(arena, deadline)?;

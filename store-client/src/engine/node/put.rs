@@ -125,7 +125,8 @@ impl<D: Device> PutCall<'_, D> {
             return self.inline(connection, state, i);
         }
         while !staged.is_empty() {
-            let chunk = cut::first(&staged, cut::VERDICTS, |i| Cost::item(self.slot(i).key(), self.slot(i).meta()));
+            let chunk =
+                cut::first(&staged, cut::VERDICTS, |i| Cost::item(self.slot(i).key(), self.slot(i).meta()));
             let later = staged.split_off(chunk);
             staged = self.stage(connection, state, &staged)?;
             staged.extend(later);
@@ -215,7 +216,12 @@ impl<D: Device> PutCall<'_, D> {
 
     /// Stores slots through memory that the daemon grants. Returns those for which there is no room while others of the
     /// batch take it; they come next.
-    fn stage(&self, connection: &Arc<Connection>, state: &mut State, slots: &[usize]) -> Result<Vec<usize>, Fault> {
+    fn stage(
+        &self,
+        connection: &Arc<Connection>,
+        state: &mut State,
+        slots: &[usize],
+    ) -> Result<Vec<usize>, Fault> {
         let lens: Vec<u64> = slots.iter().map(|&i| self.slot(i).region().len as u64).collect();
         // A put of one value is probably followed by another one like it.
         let ahead = if self.batch.slots().len() == 1 { lens[0] } else { 0 };

@@ -1,0 +1,10 @@
+//! What the store client's types keep from being written: each case in `proofs/` must fail to compile, for the reason
+//! beside it.
+//!
+//! The expected words are those of the workspace's toolchain without its `rust-src` component. After a change that is
+//! meant, run once with `TRYBUILD=overwrite` and read the difference.
+
+#[test]
+fn misuse_does_not_compile() {
+    trybuild::TestCases::new().compile_fail("tests/proofs/*.rs");
+}
