@@ -498,7 +498,9 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if thread::panicking() {
-            let _ = writeln!(io::stderr(), "--- log of the daemon at {}\n{}", self.socket.display(), self.log());
+            let state = self.process.ended().map_or("still runs".into(), |status| format!("ended: {status}"));
+            let (socket, log) = (self.socket.display(), self.log());
+            let _ = writeln!(io::stderr(), "--- the daemon at {socket} {state}\n{log}");
         }
     }
 }

@@ -8,7 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use backend_cpu::strict::{Argument, Builder, Call, Log, Machine, MachineOwner, Op, StrictDevice, StrictStream};
+use backend_cpu::strict::{
+    Argument, Builder, Call, Log, Machine, MachineOwner, Op, StrictDevice, StrictStream,
+};
 use hal::{Buffer, Device, DeviceExt, LogicalId, Region};
 use haulier::{
     Options, StoreClient,
@@ -69,8 +71,7 @@ impl Rig {
     /// # Panics
     /// As [`with`](Self::with).
     pub fn staging() -> Self {
-        let (here, there) =
-            (machine(2).build().expect("a machine"), machine(2).build().expect("a machine"));
+        let (here, there) = (machine(2).build().expect("a machine"), machine(2).build().expect("a machine"));
         Self::over(here, there, Vec::new())
     }
 
@@ -129,7 +130,8 @@ impl Rig {
     /// # Panics
     /// Where it cannot be opened.
     pub fn client(&self, logical: u32) -> StoreClient<StrictDevice> {
-        StoreClient::connect(self.device(logical), self.socket(), Options::default()).expect("the node serves")
+        StoreClient::connect(self.device(logical), self.socket(), Options::default())
+            .expect("the node serves")
     }
 
     /// A counter of the node: the sum over all whose name is `name` and whose labels have all of `labels`.
@@ -168,7 +170,11 @@ impl Drop for Rig {
         }
         self.node = None;
         if !thread::panicking() {
-            assert_eq!((self.here.drop_failures(), self.there.drop_failures()), (0, 0), "something was not given back");
+            assert_eq!(
+                (self.here.drop_failures(), self.there.drop_failures()),
+                (0, 0),
+                "something was not given back"
+            );
             for machine in [&self.here, &self.there] {
                 assert_eq!(machine.log().count(Op::SyncDevice), 0, "a whole device was waited for");
             }
@@ -182,7 +188,8 @@ pub fn counter(text: &str, name: &str, labels: &[&str]) -> u64 {
         .filter_map(|line| {
             let (series, value) = line.rsplit_once(' ')?;
             let (found, of) = series.split_once('{').unwrap_or((series, ""));
-            (found == name && labels.iter().all(|label| of.contains(label))).then(|| value.parse::<u64>().ok())?
+            (found == name && labels.iter().all(|label| of.contains(label)))
+                .then(|| value.parse::<u64>().ok())?
         })
         .sum()
 }
@@ -247,7 +254,13 @@ pub fn every_call_had_its_device(log: &Log) {
     for call in &calls {
         let needs_one = !matches!(
             call.op,
-            Op::Bind | Op::Unbind | Op::Push | Op::Pop | Op::Current | Op::CurrentDevice | Op::ExchangeCaptureMode
+            Op::Bind
+                | Op::Unbind
+                | Op::Push
+                | Op::Pop
+                | Op::Current
+                | Op::CurrentDevice
+                | Op::ExchangeCaptureMode
         );
         assert!(!needs_one || call.current.is_some(), "without a device: {call:?}");
         assert!(call.owner.is_none() || call.owner == call.current, "with another device: {call:?}");

@@ -1,17 +1,14 @@
 //! Cases of threads without, or with another, current device, on strict machines. Each names its row of the field's
 //! reports.
 
-use std::{
-    sync::Barrier,
-    thread,
-};
+use std::{sync::Barrier, thread};
 
 use backend_cpu::strict::{Argument, Builder, DefaultDevice, Dialect, Op, Outcome};
 use hal::{Device, Kind, LogicalId, Memory};
-use haulier::{Error, Options, Put, StoreClient};
+use haulier::{Error, Options, Payload, Put, StoreClient, Target};
 use haulier_tests::{
     conformance::pattern,
-    rig::{Rig, every_call_had_its_device, filled, machine, on_a_bound_thread, peek},
+    rig::{Rig, every_call_had_its_device, filled, machine, on_a_bound_thread, peek, waits},
 };
 
 /// A machine with Ascend's manners: a thread keeps the device that it has, and one without says 0 when it is asked.
@@ -30,9 +27,9 @@ fn interleave(rig: &Rig, clients: usize, rounds: usize) {
             let together = &together;
             scope.spawn(move || {
                 let mut target = filled(client.device(), &[0; 8192]);
+                // From here on all at the same time, so that threads of both devices are at work in the node.
+                together.wait();
                 for round in 0..rounds {
-                    // All at the same time, so that threads of both devices are at work in the node.
-                    together.wait();
                     let (key, bytes) = (format!("{i}/{round}"), pattern((i * 31 + round) as u8, 8192));
                     let buffer = filled(client.device(), &bytes);
                     assert_eq!(client.put(&key, &buffer).unwrap(), Put::Stored);
@@ -64,6 +61,13 @@ fn two_clients_on_two_devices_interleave_where_threads_cannot_be_given_back() {
     interleave(&rig, 2, 100);
     // Nobody bound a thread only to find out that it cannot be given back.
     assert_eq!(rig.here().log().count(Op::Unbind) + rig.there().log().count(Op::Unbind), 0);
+}
+
+/// P01, on a driver that silently takes device 0 where a thread has none.
+#[test]
+fn two_clients_on_two_devices_interleave_where_a_missing_bind_would_pass_for_device_0() {
+    let silent = || machine(2).default_device(DefaultDevice::BindsZero);
+    interleave(&Rig::with(silent(), silent()), 2, 100);
 }
 
 /// P01.
@@ -201,7 +205,8 @@ fn pending_work_is_asked_about_only_where_the_device_is_current() {
     let log = rig.here().log();
     assert!(log.count(Op::QueryStream) >= 80, "each put asks");
     every_call_had_its_device(log);
-    let refused = log.calls().into_iter().filter(|call| matches!(call.outcome, Outcome::Failed(107_002))).count();
+    let refused =
+        log.calls().into_iter().filter(|call| matches!(call.outcome, Outcome::Failed(107_002))).count();
     assert_eq!(refused, 0);
 }
 
@@ -218,9 +223,8 @@ fn after_a_restart_a_thread_without_a_device_reconnects_and_goes_by_ipc_again() 
         for _ in 0..3 {
             rig.stop_node();
             rig.start_node();
-            let restarted = thread::scope(|scope| {
-                scope.spawn(|| client.put("after", &buffer)).join().unwrap()
-            });
+            let restarted =
+                thread::scope(|scope| scope.spawn(|| client.put("after", &buffer)).join().unwrap());
             assert_eq!(restarted.unwrap(), Put::Stored);
             assert_eq!(rig.stored("ipc"), 1, "it is counted anew, and went by IPC");
             assert!(client.get("after").unwrap() == pattern(1, 8192));
@@ -267,7 +271,10 @@ fn logical_ids_are_what_the_driver_is_told_where_the_visible_devices_are_not_the
     assert_eq!(client.device().identity().physical, Some(hal::PhysicalId(5)));
     for machine in [rig.here(), rig.there()] {
         let binds = machine.log().of(Op::Bind);
-        assert!(!binds.is_empty() && binds.iter().all(|call| call.argument == Argument::Device(1)), "{binds:?}");
+        assert!(
+            !binds.is_empty() && binds.iter().all(|call| call.argument == Argument::Device(1)),
+            "{binds:?}"
+        );
     }
 
     // A physical id is of another type; who forces it through is told the ids that would do.
@@ -319,4 +326,39 @@ fn memory_and_registrations_are_given_back_on_their_own_device() {
     }
     assert_eq!((rig.here().registrations(), rig.here().live_allocations()), (0, 0));
     every_call_had_its_device(rig.here().log());
+}
+
+/// P39, P06: memory of another device than the client's. Refused before anything is exported, waited for or sent.
+#[test]
+fn a_payload_of_another_device_stops_the_batch_before_anything_is_exposed() {
+    for rig in [Rig::new(), Rig::staging()] {
+        let client = rig.client(0);
+        let (ours, theirs) = (filled(client.device(), &[1; 4096]), filled(&rig.device(1), &[2; 4096]));
+        client.put("there", &ours).unwrap();
+        let region = theirs.region();
+        rig.here().log().clear();
+        let before = rig.counter("haulier_operations_total", &[]);
+        // SAFETY: the buffer lives, and nothing is queued on it.
+        let (payload, target) =
+            unsafe { (Payload::raw(region.addr, region.len), Target::raw(region.addr, region.len)) };
+        let puts =
+            client.batch_put(vec![("ours", (&ours).into()), ("theirs", payload), ("host", b"x".into())]);
+        let got = client.get_into("there", target);
+        let refusals = puts.into_iter().map(|put| put.map(drop)).chain([got.map(drop)]);
+        for refusal in refusals {
+            let Err(Error::NotSent { cause }) = refusal else { panic!("{refusal:?}") };
+            let Error::DeviceMismatch { expected, found } = &*cause else { panic!("{cause:?}") };
+            assert!(expected.contains(&client.device().identity().uuid.to_string()), "{expected}");
+            assert!(found.contains(&rig.device(1).identity().uuid.to_string()), "{found}");
+        }
+        assert_eq!(rig.counter("haulier_operations_total", &[]), before, "a request was sent");
+        let log = rig.here().log();
+        assert_eq!(waits(log).len(), 0, "a stream was waited for");
+        assert!(
+            log.of(Op::Export).iter().all(|call| call.owner == Some(0)),
+            "the other device's memory was exported"
+        );
+        assert_eq!(log.count(Op::Copy), 0);
+        assert_eq!(peek(rig.here(), region), [2; 4096]);
+    }
 }

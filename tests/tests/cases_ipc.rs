@@ -15,7 +15,10 @@ use haulier::{
 use haulier_tests::{
     conformance::pattern,
     peer::Peer,
-    rig::{self, Rig, counter, eventually, every_call_had_its_device, filled, logged, machine, on_a_bound_thread, peek},
+    rig::{
+        self, Rig, counter, eventually, every_call_had_its_device, filled, logged, machine,
+        on_a_bound_thread, peek,
+    },
 };
 use serde_json::json;
 
@@ -41,11 +44,8 @@ fn warnings_about(key: &str) -> Vec<String> {
 #[test]
 fn memory_without_a_handle_is_staged_and_the_rest_of_the_batch_goes_by_ipc() {
     logged();
-    let kinds = [
-        (MemoryKind::Vmm, "no_handle_type"),
-        (MemoryKind::Pool, "pool"),
-        (MemoryKind::Managed, "managed"),
-    ];
+    let kinds =
+        [(MemoryKind::Vmm, "no_handle_type"), (MemoryKind::Pool, "pool"), (MemoryKind::Managed, "managed")];
     for (kind, reason) in kinds {
         let rig = Rig::new();
         let client = rig.client(0);
@@ -168,9 +168,11 @@ fn a_reused_address_is_never_read_through_an_old_mapping() {
             client.put(&key, &again).unwrap();
             assert!(client.get(&key).unwrap() == vec![byte; len], "{byte:#x}");
             let mut target = again;
-            client.get_into("first", Target::part(&mut target, 0, len).unwrap()).map(drop).unwrap_or_else(|e| {
-                assert!(matches!(e, Error::TooSmall { .. }) && len < LEN, "{e}");
-            });
+            client.get_into("first", Target::part(&mut target, 0, len).unwrap()).map(drop).unwrap_or_else(
+                |e| {
+                    assert!(matches!(e, Error::TooSmall { .. }) && len < LEN, "{e}");
+                },
+            );
             let there = if len < LEN { byte } else { 0x11 };
             assert_eq!(peek(rig.here(), target.region())[0], there);
         }
@@ -397,7 +399,9 @@ fn every_operation(client: &StoreClient<StrictDevice>) {
         client.upsert_tensor("tensor", &TensorRef::new(Dtype::U8, &shape, &source).unwrap()).unwrap();
         let into = TensorMut::new(Dtype::U8, &shape, &mut target).unwrap();
         client.get_tensor_into("tensor", into).unwrap();
-        assert!(peek(&machine, target.region()) == bytes && client.get_tensor("tensor").unwrap().bytes == bytes);
+        assert!(
+            peek(&machine, target.region()) == bytes && client.get_tensor("tensor").unwrap().bytes == bytes
+        );
 
         let mut inside = client.alloc(len as u64).unwrap();
         inside.copy_from_slice(&bytes);
@@ -448,5 +452,7 @@ fn a_client_that_outlives_the_driver_ends_without_a_word() {
     peer.link().send(&setup, &[]);
     assert_eq!(peer.link().expect::<String>(), "shut down");
     assert_eq!(peer.finish(), Some(0));
-    eventually("everything of the client is closed", || rig.imports() == 0 && rig.there().open_imports() == 0);
+    eventually("everything of the client is closed", || {
+        rig.imports() == 0 && rig.there().open_imports() == 0
+    });
 }

@@ -92,7 +92,10 @@ fn a_client_without_addresses_for_the_pool_is_told() {
     let daemon = Serve::pool("256MiB").start();
     let mut small = actor!(daemon.socket(), |command| limit_addresses(command, 600 * MIB)).unwrap();
     small.expect("put small 1 1000", "Stored");
-    small.expect("seed small", "1");
+    small.expect("seed-into small 1000", "1");
+    // A view is a mapping, and there is no room for one.
+    let answer = small.ask("seed small");
+    assert!(answer.starts_with("error: ") && answer.contains("mapping"), "{answer}");
     let answer = small.ask("pool-memory 1000000");
     assert!(answer.starts_with("error: ") && answer.contains("mapping"), "{answer}");
     let answer = small.ask("put large 2 1000000");

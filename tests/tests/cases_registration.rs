@@ -27,7 +27,9 @@ fn host_memory_from_anywhere_is_registered_put_and_filled() {
     let heap = pattern(1, 3 << 20);
     let stack: [u8; 777] = pattern(2, 777).try_into().unwrap();
     static CONSTANT: [u8; 4096] = [0x3c; 4096];
-    for (key, bytes) in [("heap", &heap[..]), ("stack", &stack), ("static", &CONSTANT), ("odd", &heap[1..4098])] {
+    for (key, bytes) in
+        [("heap", &heap[..]), ("stack", &stack), ("static", &CONSTANT), ("odd", &heap[1..4098])]
+    {
         let registered = client.register_buffer(bytes).unwrap();
         assert_eq!(client.put(key, bytes).unwrap(), Put::Stored);
         let mut target = vec![0; bytes.len()];
@@ -97,7 +99,11 @@ fn a_recycled_pointer_is_registered_afresh() {
         let again = filled(client.device(), &pattern(n as u8, len));
         assert_eq!(again.region().addr, addr, "the address was not reused, so this shows nothing");
         guards.push(client.register_buffer(&again).unwrap());
-        assert_eq!(rig.here().log().count(Op::Register), n + 1, "the old registration was taken for the new one");
+        assert_eq!(
+            rig.here().log().count(Op::Register),
+            n + 1,
+            "the old registration was taken for the new one"
+        );
         assert_eq!(rig.here().registrations(), 1);
         let key = n.to_string();
         client.put(&key, &again).unwrap();

@@ -8,15 +8,16 @@ use std::{
 };
 
 use backend_cpu::strict::{
-    CaptureMode, DefaultDevice, Dialect, MachineOwner, NULL_STREAM, Op, PER_THREAD_STREAM, StrictDevice, StrictStream,
+    CaptureMode, DefaultDevice, Dialect, MachineOwner, NULL_STREAM, Op, PER_THREAD_STREAM, StrictDevice,
+    StrictStream,
 };
 use hal::{Buffer, DeviceExt, Kind, LogicalId};
 use haulier::{Error, Options, Payload, Put, StoreClient, Target};
 use haulier_tests::{
     conformance::pattern,
     rig::{
-        self, Rig, eventually, every_call_had_its_device, filled, machine, on_a_bound_thread, peek, queue_fill,
-        streams_waited_for, waits,
+        self, Rig, eventually, every_call_had_its_device, filled, machine, on_a_bound_thread, peek,
+        queue_fill, streams_waited_for, waits,
     },
 };
 
@@ -54,7 +55,9 @@ fn released_meanwhile<R: Send>(
                 (answer, pending(device, stream))
             })
         });
-        eventually("the call waits for its stream", || waits(machine.log()).len() > before || caller.is_finished());
+        eventually("the call waits for its stream", || {
+            waits(machine.log()).len() > before || caller.is_finished()
+        });
         let early = caller.is_finished();
         let quiet = nothing_happened();
         machine.release(stream.raw()).unwrap();
@@ -94,7 +97,8 @@ fn twenty_puts(way: &Way, batch: bool, pends: bool) {
     let device = client.device().clone();
     for trial in 0..20u8 {
         let stream = rig::stream(&device);
-        let buffers: Vec<_> = (0..if batch { 8 } else { 1 }).map(|_| filled(&device, &vec![0x11; LEN])).collect();
+        let buffers: Vec<_> =
+            (0..if batch { 8 } else { 1 }).map(|_| filled(&device, &vec![0x11; LEN])).collect();
         if pends {
             device.machine().hold(stream.raw()).unwrap();
         }
@@ -104,7 +108,9 @@ fn twenty_puts(way: &Way, batch: bool, pends: bool) {
         let keys: Vec<String> = (0..buffers.len()).map(|i| format!("{trial}/{i}")).collect();
         let put = || match &buffers[..] {
             [one] => vec![client.put(&keys[0], one)],
-            all => client.batch_put(keys.iter().map(String::as_str).zip(all.iter().map(Payload::from)).collect()),
+            all => {
+                client.batch_put(keys.iter().map(String::as_str).zip(all.iter().map(Payload::from)).collect())
+            }
         };
         let nothing_stored = || client.list("").unwrap().len() == usize::from(trial) * buffers.len();
         let puts = if pends {
@@ -169,11 +175,15 @@ fn nothing_is_exposed_to_the_node_before_the_stream_is_done() {
     queue_fill(device, stream, buffer.region(), 0xab);
     let quiet = || {
         let log = rig.there().log();
-        log.count(Op::Import) + log.count(Op::Copy) + rig.counter("haulier_operations_total", &["op=\"put\""]) == 0
+        log.count(Op::Import) + log.count(Op::Copy) + rig.counter("haulier_operations_total", &["op=\"put\""])
+            == 0
     };
     assert_eq!(released_meanwhile(device, stream, quiet, || client.put("k", &buffer)).unwrap(), Put::Stored);
     assert!(client.get("k").unwrap() == vec![0xab; LEN]);
     assert_eq!((rig.there().log().count(Op::Import), rig.stored("ipc")), (1, 1));
+    // Handles are made first, so that whatever cannot be put is known before anything is waited for.
+    let number = |op| rig.here().log().of(op).first().map(|call| call.number).expect("it was called");
+    assert!(number(Op::Export) < number(Op::QueryStream) && number(Op::QueryStream) < number(Op::SyncStream));
 }
 
 /// P14.
@@ -194,7 +204,10 @@ fn a_failed_synchronisation_sends_nothing_and_says_so_in_every_slot() {
             assert!(matches!(&**cause, Error::Device(e) if e.vendor_code() == Some(719)), "{cause}");
         }
         assert_eq!(rig.counter("haulier_operations_total", &["op=\"put\""]), 0, "a request was sent");
-        assert_eq!(client.batch_exists(&["a", "b", "c"]).into_iter().filter_map(Result::ok).filter(|x| *x).count(), 0);
+        assert_eq!(
+            client.batch_exists(&["a", "b", "c"]).into_iter().filter_map(Result::ok).filter(|x| *x).count(),
+            0
+        );
         rig.here().release(stream.raw()).unwrap();
     }
 }
@@ -240,9 +253,12 @@ fn a_batch_waits_for_each_distinct_stream_once() {
         });
         assert!(puts.iter().all(|put| matches!(put, Ok(Put::Stored))), "{puts:?}");
         for stream in streams {
-            let of = |op| rig.here().log().of(op).into_iter().filter(move |call| {
-                call.argument == backend_cpu::strict::Argument::Stream(stream.raw())
-            });
+            let of =
+                |op| {
+                    rig.here().log().of(op).into_iter().filter(move |call| {
+                        call.argument == backend_cpu::strict::Argument::Stream(stream.raw())
+                    })
+                };
             // A question, and a wait only where the answer was "not yet".
             assert_eq!((of(Op::QueryStream).count(), of(Op::SyncStream).count()), (1, usize::from(pends)));
         }
@@ -259,7 +275,8 @@ fn a_batch_on_one_stream_waits_once() {
     let rig = Rig::new();
     let client = rig.client(0);
     let device = client.device();
-    let (buffers, stream): (Vec<_>, _) = ((0..64u8).map(|i| filled(device, &[i; 256])).collect(), rig::stream(device));
+    let (buffers, stream): (Vec<_>, _) =
+        ((0..64u8).map(|i| filled(device, &[i; 256])).collect(), rig::stream(device));
     let keys: Vec<String> = (0..64).map(|i| i.to_string()).collect();
     rig.here().log().clear();
     let puts = device.with_stream(stream, || {
@@ -302,10 +319,15 @@ fn the_callers_stream_is_waited_for_although_a_worker_does_the_work() {
     let (buffer, stream) = (filled(device, &vec![0x11; LEN]), held(device));
     queue_fill(device, stream, buffer.region(), 0xab);
     rig.here().log().clear();
-    let caller = released_meanwhile(device, stream, || rig.stored("ipc") == 0, || {
-        client.put("k", &buffer).unwrap();
-        thread::current().id()
-    });
+    let caller = released_meanwhile(
+        device,
+        stream,
+        || rig.stored("ipc") == 0,
+        || {
+            client.put("k", &buffer).unwrap();
+            thread::current().id()
+        },
+    );
     assert!(client.get("k").unwrap() == vec![0xab; LEN]);
     let waits = waits(rig.here().log());
     assert!(!waits.is_empty() && waits.iter().all(|call| call.thread != caller), "no worker was needed");
@@ -314,7 +336,11 @@ fn the_callers_stream_is_waited_for_although_a_worker_does_the_work() {
 
 /// What must hold while a call into the driver hangs: the caller is given up on time, nothing is stored, and others go
 /// on.
-fn a_hanging_call_holds_up_nobody_else(rig: &Rig, hang: impl FnOnce(), put: impl FnOnce(&StoreClient<StrictDevice>)) {
+fn a_hanging_call_holds_up_nobody_else(
+    rig: &Rig,
+    hang: impl FnOnce(),
+    put: impl FnOnce(&StoreClient<StrictDevice>),
+) {
     let (client, other) = (rig.client(0), rig.client(1));
     let theirs = filled(other.device(), &vec![0x22; LEN]);
     other.put("before", &theirs).unwrap();
@@ -343,10 +369,16 @@ fn a_stream_that_never_completes_times_the_put_out_and_stores_nothing() {
     let device = rig.device(0);
     let (buffer, stream) = (filled(&device, &vec![0x11; LEN]), held(&device));
     queue_fill(&device, stream, buffer.region(), 0xab);
-    a_hanging_call_holds_up_nobody_else(&rig, || (), |client| {
-        is_timeout(device.with_stream(stream, || client.put("k", &buffer)));
-        is_timeout(device.with_stream(stream, || client.batch_put(vec![("k", (&buffer).into())]).remove(0)));
-    });
+    a_hanging_call_holds_up_nobody_else(
+        &rig,
+        || (),
+        |client| {
+            is_timeout(device.with_stream(stream, || client.put("k", &buffer)));
+            is_timeout(
+                device.with_stream(stream, || client.batch_put(vec![("k", (&buffer).into())]).remove(0)),
+            );
+        },
+    );
     let later = rig.client(0);
     rig.here().release(stream.raw()).unwrap();
     eventually("the work is done", || pending(&device, stream) == 0);
@@ -374,7 +406,28 @@ fn a_copy_that_never_returns_times_the_put_out() {
     let buffer = filled(&rig.device(0), &vec![0x11; LEN]);
     let hang = || rig.here().faults().hang(Op::Copy, 1);
     a_hanging_call_holds_up_nobody_else(&rig, hang, |client| is_timeout(client.put("k", &buffer)));
+    let later = rig.client(0);
     rig.here().faults().unblock_all();
+    eventually("what was left behind has ended", || rig.counter("haulier_grants", &[]) == 0);
+    assert!(!later.exists("k").unwrap(), "it was stored after it had been given up");
+}
+
+/// P17, P62: host memory that a call only borrowed belongs to its owner again when the call has given up. Here the owner
+/// looks whether it is left alone; another one would have freed it.
+#[test]
+fn host_memory_of_a_get_that_was_given_up_is_not_written_any_more() {
+    let rig = Rig::staging();
+    let client = rig.client(0);
+    client.put("k", &vec![0x22; LEN]).unwrap();
+    let (mut on_device, mut on_host) = (filled(client.device(), &vec![0; LEN]), vec![0xee; LEN]);
+    rig.here().faults().hang(Op::Copy, 1);
+    let hasty = client.with_deadline(Duration::from_millis(200));
+    let got = hasty.batch_get_into(vec![("k", (&mut on_device).into()), ("k", (&mut on_host).into())]);
+    assert!(got.iter().all(|slot| matches!(slot, Err(Error::Timeout { .. }))), "{got:?}");
+    assert!(rig.counter("haulier_holds", &[]) > 0, "the call has ended, so this shows nothing");
+    rig.here().faults().unblock_all();
+    eventually("what was left behind has ended", || rig.counter("haulier_holds", &[]) == 0);
+    assert!(on_host == vec![0xee; LEN], "the call wrote memory that it had given back");
 }
 
 /// P17, in the node: only the client whose memory it is waits.
@@ -426,9 +479,15 @@ fn a_put_under_capture_is_refused_before_any_call_that_would_spoil_it() {
         rig.here().log().clear();
         device.with_stream(stream, || {
             let put = client.put("k", &buffer);
-            assert!(matches!(&put, Err(Error::NotSent { cause }) if matches!(**cause, Error::StreamCapturing)), "{put:?}");
+            assert!(
+                matches!(&put, Err(Error::NotSent { cause }) if matches!(**cause, Error::StreamCapturing)),
+                "{put:?}"
+            );
             let got = client.get_into("there", &mut buffer);
-            assert!(matches!(&got, Err(Error::NotSent { cause }) if matches!(**cause, Error::StreamCapturing)), "{got:?}");
+            assert!(
+                matches!(&got, Err(Error::NotSent { cause }) if matches!(**cause, Error::StreamCapturing)),
+                "{got:?}"
+            );
             assert!(matches!(client.register_buffer(&buffer), Err(Error::StreamCapturing)));
         });
         let log = rig.here().log();
@@ -449,7 +508,10 @@ fn a_put_beside_a_capture_spoils_nothing() {
         let client = rig.client(0);
         let device = client.device();
         let (mut buffer, captured) = (filled(device, &vec![0x11; LEN]), rig::stream(device));
-        on_a_bound_thread(device, |device| device.machine().begin_capture(captured.raw(), CaptureMode::Global)).unwrap();
+        on_a_bound_thread(device, |device| {
+            device.machine().begin_capture(captured.raw(), CaptureMode::Global)
+        })
+        .unwrap();
         client.put("k", &buffer).unwrap();
         client.get_into("k", &mut buffer).unwrap();
         drop(client.register_buffer(&buffer).unwrap());
@@ -484,11 +546,16 @@ fn a_per_thread_stream_is_waited_for_on_the_thread_that_named_it() {
             });
             let id = caller.thread().id();
             told.recv().unwrap();
-            eventually("the put waits", || rig.here().log().count(Op::SyncStream) > 0 || caller.is_finished());
+            eventually("the put waits", || {
+                rig.here().log().count(Op::SyncStream) > 0 || caller.is_finished()
+            });
             rig.here().release_all();
             caller.join().unwrap();
             let waits = waits(rig.here().log());
-            assert!(waits.iter().all(|call| call.thread == id), "another thread's stream was waited for: {waits:?}");
+            assert!(
+                waits.iter().all(|call| call.thread == id),
+                "another thread's stream was waited for: {waits:?}"
+            );
         });
         assert!(client.get("k").unwrap() == vec![0xab; LEN]);
     }
@@ -524,7 +591,9 @@ fn a_get_into_returns_only_after_its_copy_and_later_work_finds_the_bytes() {
         copies.faults().hang(Op::Copy, 1);
         thread::scope(|scope| {
             let getter = scope.spawn(|| device.with_stream(stream, || client.get_into("k", &mut target)));
-            eventually("the copy is under way", || copies.log().count(Op::Copy) > before || getter.is_finished());
+            eventually("the copy is under way", || {
+                copies.log().count(Op::Copy) > before || getter.is_finished()
+            });
             assert!(!getter.is_finished(), "the get returned before its copy");
             copies.faults().unblock_all();
             assert_eq!(getter.join().unwrap().unwrap(), LEN as u64);
@@ -575,10 +644,15 @@ fn raw_host_memory_that_queued_work_fills_is_waited_for() {
         unsafe { device.machine().copy_async(stream.raw(), addr, source.region().addr, LEN) }
     })
     .unwrap();
-    let put = released_meanwhile(device, stream, || true, || {
-        // SAFETY: as above.
-        client.put("k", unsafe { Payload::raw(addr, LEN) })
-    });
+    let put = released_meanwhile(
+        device,
+        stream,
+        || true,
+        || {
+            // SAFETY: as above.
+            client.put("k", unsafe { Payload::raw(addr, LEN) })
+        },
+    );
     assert_eq!(put.unwrap(), Put::Stored);
     assert!(client.get("k").unwrap() == vec![0xab; LEN], "stale bytes");
     drop(pinned);

@@ -8,3 +8,9 @@
 fn misuse_does_not_compile() {
     trybuild::TestCases::new().compile_fail("tests/proofs/*.rs");
 }
+
+/// What would let somebody write a source while a put reads it, although the put borrows it (P62).
+#[test]
+fn borrowed_memory_has_no_second_way_in() {
+    trybuild::TestCases::new().compile_fail("tests/proofs/shared/*.rs");
+}

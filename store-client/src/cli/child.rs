@@ -48,6 +48,11 @@ impl Interrupts {
     pub(crate) fn check(&self) -> Result<()> {
         if self.0.load(Ordering::Relaxed) { Err(Failure::interrupted()) } else { Ok(()) }
     }
+
+    /// The real reason of a failure: Ctrl-C on a terminal ends children too, which may be noticed first.
+    pub(crate) fn explain(&self, failure: Failure) -> Failure {
+        self.check().err().unwrap_or(failure)
+    }
 }
 
 /// A temporary directory that is nobody else's: a node serves in no other.

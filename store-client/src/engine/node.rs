@@ -158,20 +158,20 @@ impl NodeEngine {
     }
 
     /// Tells once for each reason that payloads go by staging, and what made them.
-    fn warn_once(&self, why: Fallback, key: &str, cause: &dyn fmt::Display) {
+    fn warn_once(&self, why: Fallback, cause: &dyn fmt::Display) {
         if self.warned.lock().insert(why) {
-            tracing::warn!(reason = why.label(), key, %cause, "payloads go by staging");
+            tracing::warn!(reason = why.label(), %cause, "payloads go by staging");
         }
     }
 
     /// As [`warn_once`](Self::warn_once) for what was known before anything was sent.
-    fn warn_planned(&self, why: Fallback, key: &str) {
+    fn warn_planned(&self, why: Fallback) {
         match why {
             Fallback::HOST => {}
             Fallback::NotNegotiated => {
-                self.warn_once(why, key, &"the node does not open memory of this device");
+                self.warn_once(why, &"the node does not open memory of this device");
             }
-            why => self.warn_once(why, key, &"the memory cannot be exported"),
+            why => self.warn_once(why, &"the memory cannot be exported"),
         }
     }
 

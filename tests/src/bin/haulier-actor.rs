@@ -88,6 +88,11 @@ impl Actor<'_> {
                 Ok(format!("{verdict:?}"))
             }
             ["seed", key] => Ok(seed_of(&self.client()?.view(key)?)?.to_string()),
+            ["seed-into", key, len] => {
+                let mut target = vec![0; len.parse()?];
+                let len = self.client()?.get_into(key, &mut target)?;
+                Ok(seed_of(&target[..len as usize])?.to_string())
+            }
             ["remove", key] => Ok(self.client()?.remove(key)?.to_string()),
             // Memory that is reserved, written, and not yet committed.
             ["alloc", name, seed, len] => {

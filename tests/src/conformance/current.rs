@@ -136,9 +136,9 @@ fn threads_do_not_disturb_each_other<D: Device>(f: &dyn Fixture<D>) {
             let (device, together) = (&devices[i % 2], &together);
             scope.spawn(move || {
                 f.enter();
-                for _ in 0..20 {
+                together.wait();
+                for _ in 0..200 {
                     let bound = device.bind_current().unwrap();
-                    together.wait();
                     assert_eq!(f.current(), Some(device.identity().uuid));
                     bound.allocate(64).unwrap();
                 }

@@ -1,7 +1,7 @@
 use haulier::View;
 
 /// A value that is stored does not change.
-fn write(mut view: View) {
+fn write(view: &mut View) {
     view[0] = 1;
 }
 

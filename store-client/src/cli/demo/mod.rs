@@ -68,7 +68,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
     let outcome = haul(global, args, dir.path(), &interrupts);
     let place = dir.path().to_owned();
     let removed = dir.close().map_err(|e| Failure::system(format_args!("removing {}", place.display()), e));
-    let demo = outcome?;
+    let demo = outcome.map_err(|e| interrupts.explain(e))?;
     removed?;
     global.output().show(&demo, || text(&demo))?;
     if demo.exact { Ok(()) } else { Err(Failure::refused("what came back is not what was put")) }
