@@ -50,7 +50,9 @@ impl<D: Device> Captured<D> {
                 Origin::Slice => {
                     Located { region: Region::host(item.span.addr, item.span.len), allocation: None }
                 }
-                _ if item.span.len == 0 => Located { region: Region::host(item.span.addr, 0), allocation: None },
+                _ if item.span.len == 0 => {
+                    Located { region: Region::host(item.span.addr, 0), allocation: None }
+                }
                 _ => bound.locate(item.span.addr, item.span.len)?,
             };
             let current;
@@ -230,9 +232,7 @@ impl<D: Device> Ready<D> {
 
     /// Whether sending makes driver calls, which may hang, on memory of the device.
     pub(crate) fn needs_driver(&self) -> bool {
-        self.slots
-            .iter()
-            .any(|s| matches!((s.region.place, s.route), (Place::Device(_), Route::Staging(_))))
+        self.slots.iter().any(|s| matches!((s.region.place, s.route), (Place::Device(_), Route::Staging(_))))
     }
 
     /// The slots at these indices alone, still ready.
@@ -246,9 +246,11 @@ impl<D: Device> Ready<D> {
             .collect();
         let mut handles = Vec::with_capacity(self.handles.len());
         for Handle { handle, descriptors } in &self.handles {
-            let descriptors = descriptors.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>().map_err(|e| {
-                Error::ResourceExhausted { what: format!("descriptors ({e})") }
-            })?;
+            let descriptors = descriptors
+                .iter()
+                .map(OwnedFd::try_clone)
+                .collect::<Result<_, _>>()
+                .map_err(|e| Error::ResourceExhausted { what: format!("descriptors ({e})") })?;
             handles.push(Handle { handle: handle.clone(), descriptors });
         }
         Ok(Ready { slots, handles })

@@ -152,7 +152,10 @@ impl<D: Device> StoreClient<D> {
 
     /// [`upsert`](Self::upsert) for many values. Each replaces atomically; the batch as a whole does not.
     pub fn batch_upsert(&self, items: Vec<(&str, Payload<'_, D>)>) -> Vec<Result<Put>> {
-        self.store(items.into_iter().map(|(key, payload)| (key, &[][..], payload.span)).collect(), Mode::Upsert)
+        self.store(
+            items.into_iter().map(|(key, payload)| (key, &[][..], payload.span)).collect(),
+            Mode::Upsert,
+        )
     }
 
     /// Fills `target` with the value and answers its length; the rest of `target` stays as it was.
@@ -254,7 +257,9 @@ impl<D: Device> StoreClient<D> {
     /// *Errors*: [`Error::InvalidArgument`] for an empty prefix: that is [`clear`](Self::clear).
     pub fn remove_by_prefix(&self, prefix: &str) -> Result<u64> {
         if prefix.is_empty() {
-            return Err(Error::InvalidArgument { what: "an empty prefix means everything: use clear".into() });
+            return Err(Error::InvalidArgument {
+                what: "an empty prefix means everything: use clear".into(),
+            });
         }
         self.open()?;
         self.inner.engine.remove_by_prefix(prefix, Deadline::after(self.deadline))
@@ -398,13 +403,7 @@ impl<D: Device> StoreClient<D> {
         &self,
         op: &'static str,
         items: Vec<Result<Item<D>>>,
-        call: impl Fn(
-            &dyn Engine<D>,
-            &Bound<'_, D>,
-            &Ready<D>,
-            Deadline,
-            &(dyn Fn(u64) + Sync),
-        ) -> Vec<Result<R>>
+        call: impl Fn(&dyn Engine<D>, &Bound<'_, D>, &Ready<D>, Deadline, &(dyn Fn(u64) + Sync)) -> Vec<Result<R>>
         + Send
         + Sync
         + 'static,
@@ -442,13 +441,7 @@ impl<D: Device> StoreClient<D> {
         &self,
         op: &'static str,
         items: Vec<Item<D>>,
-        call: impl Fn(
-            &dyn Engine<D>,
-            &Bound<'_, D>,
-            &Ready<D>,
-            Deadline,
-            &(dyn Fn(u64) + Sync),
-        ) -> Vec<Result<R>>
+        call: impl Fn(&dyn Engine<D>, &Bound<'_, D>, &Ready<D>, Deadline, &(dyn Fn(u64) + Sync)) -> Vec<Result<R>>
         + Send
         + Sync
         + 'static,

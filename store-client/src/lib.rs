@@ -1,4 +1,19 @@
 //! Haulier hauls tensors between accelerator memory and a key-value store.
+//!
+//! [`StoreClient`] is where to begin. It is generic over the device whose memory it hauls and works on one of three
+//! [`Engine`]s: a store inside the process, the node daemon of this host, or an engine of your own.
+//!
+//! What makes it different is the [`arrow`]: a thread without the device's context cannot touch its memory, and a payload
+//! cannot be sent before the work that writes it is done. Both hold by type, on every path.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`arrow`] | the five steps from the caller's memory to the engine |
+//! | [`store`] | the bytes and the index: pool, arenas, namespaces, eviction |
+//! | [`node`] | the daemon: one process per host that owns the memory |
+//! | [`devices`] | the backends that are compiled in |
+//! | [`hal`] | the device contract |
+#![cfg_attr(doctest, doc = include_str!("../../README.md"))]
 
 pub mod arrow;
 mod client;

@@ -28,9 +28,8 @@ pub(crate) fn per_slot<R>(
         .with_jitter()
         .build();
     for pause in pauses {
-        let again: Vec<usize> = (0..verdicts.len())
-            .filter(|&i| matches!(&verdicts[i], Err(e) if is_retryable(e)))
-            .collect();
+        let again: Vec<usize> =
+            (0..verdicts.len()).filter(|&i| matches!(&verdicts[i], Err(e) if is_retryable(e))).collect();
         if again.is_empty() || deadline.left().is_some_and(|left| left <= pause) {
             break;
         }
@@ -72,7 +71,8 @@ mod tests {
 
     #[test]
     fn the_deadline_ends_the_retries_with_the_last_verdict() {
-        let verdicts = per_slot(1, Deadline::after(Duration::from_millis(20)), |_| vec![Err::<(), _>(busy())]);
+        let verdicts =
+            per_slot(1, Deadline::after(Duration::from_millis(20)), |_| vec![Err::<(), _>(busy())]);
         assert!(matches!(verdicts[..], [Err(Error::ResourceExhausted { .. })]));
     }
 }

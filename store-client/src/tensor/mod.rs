@@ -11,7 +11,7 @@ pub use self::spec::{NDIM_MAX, Shard, TensorSpec};
 use self::strided::Layout;
 use crate::{
     client::{StoreClient, only},
-    engine::View,
+    engine::{PoolBuffer, View},
     error::{Error, Result},
     payload::{Payload, Span, Target},
     store::{Mode, Put},
@@ -75,7 +75,8 @@ impl<'a, D: Device> TensorRef<'a, D> {
         shard.check(self.spec.shape.len())?;
         let (has, wants) = (self.spec.shape[shard.dim as usize], shard.range().1);
         if has != wants {
-            let reason = format!("the shard has {has} elements along its dimension, rank {} has {wants}", shard.rank);
+            let reason =
+                format!("the shard has {has} elements along its dimension, rank {} has {wants}", shard.rank);
             return Err(Error::InvalidTensor { reason });
         }
         self.spec.shard = Some(shard);
@@ -163,10 +164,13 @@ fn expect_bytes(spec: &TensorSpec, len: usize) -> Result<()> {
 
 fn layout(spec: &TensorSpec, strides: &[i64], offset: u64, storage: usize) -> Result<Layout> {
     spec.bytes()?;
-    if spec.dtype.bitsize() % 8 != 0 {
-        return Err(Error::NonContiguous);
-    }
-    Layout::new(spec.dtype.bitsize() / 8, &spec.shape, strides, offset, storage)
+    Layout::new(element(spec.dtype)?, &spec.shape, strides, offset, storage)
+}
+
+/// Bytes of an element that can be moved by itself.
+fn element(dtype: Dtype) -> Result<usize> {
+    let bits = dtype.bitsize();
+    if bits.is_multiple_of(8) { Ok(bits / 8) } else { Err(Error::NonContiguous) }
 }
 
 /// An owned tensor, contiguous.
@@ -231,6 +235,22 @@ impl<D: Device> StoreClient<D> {
         self.store_tensors(items, Mode::Upsert)
     }
 
+    /// [`put_allocated`](Self::put_allocated) of a contiguous tensor that fills `buffer`; nothing is copied.
+    ///
+    /// *Errors*: as there, and [`Error::InvalidTensor`] where dtype and shape do not make that many bytes. The buffer is
+    /// spent, whatever the verdict.
+    pub fn put_tensor_allocated(
+        &self,
+        key: &str,
+        dtype: Dtype,
+        shape: &[u64],
+        buffer: PoolBuffer,
+    ) -> Result<Put> {
+        let spec = TensorSpec::new(dtype, shape);
+        expect_bytes(&spec, buffer.len())?;
+        self.store_allocated(key, &spec.encode()?, buffer, Mode::Put)
+    }
+
     /// The tensor, owned. *Errors*: as [`view_tensor`](Self::view_tensor).
     pub fn get_tensor(&self, key: &str) -> Result<Tensor> {
         let TensorView { spec, view } = self.view_tensor(key)?;
@@ -246,8 +266,13 @@ impl<D: Device> StoreClient<D> {
 
     /// Dtype and shape of a stored tensor. No side effect. *Errors*: as [`view_tensor`](Self::view_tensor).
     pub fn tensor_spec(&self, key: &str) -> Result<TensorSpec> {
-        let found = only(self.describe(&[key]))?;
-        TensorSpec::decode(&found.meta, found.len)
+        only(self.batch_tensor_spec(&[key]))
+    }
+
+    /// [`tensor_spec`](Self::tensor_spec) for many tensors.
+    pub fn batch_tensor_spec(&self, keys: &[&str]) -> Vec<Result<TensorSpec>> {
+        let found = self.describe(keys).into_iter();
+        found.map(|slot| slot.and_then(|found| TensorSpec::decode(&found.meta, found.len))).collect()
     }
 
     /// Fills `target` with the tensor, which must have the same dtype and shape.

@@ -5,7 +5,7 @@
 
 use hal::Device;
 
-use super::{Layout, Shard, Tensor, TensorRef, TensorSpec, TensorView, row_major};
+use super::{Layout, Shard, Tensor, TensorRef, TensorSpec, TensorView, element, row_major};
 use crate::{
     client::StoreClient,
     error::{Error, Result},
@@ -88,9 +88,7 @@ impl<D: Device> StoreClient<D> {
         let mut spec = TensorSpec { dtype: first.spec().dtype, shape: full.clone(), shard: asked };
         let wanted = Block::of(&full, asked);
         spec.shape = wanted.shape();
-        if spec.dtype.bitsize() % 8 != 0 {
-            return Err(Error::NonContiguous);
-        }
+        let size = element(spec.dtype)?;
         let mut bytes = vec![0; spec.bytes()? as usize];
         for rank in 0..stored.world {
             let place = Shard { rank, ..stored };
@@ -102,7 +100,6 @@ impl<D: Device> StoreClient<D> {
                 let reason = format!("shard {rank} of the tensor does not belong to shard 0");
                 return Err(Error::InvalidTensor { reason });
             }
-            let size = spec.dtype.bitsize() / 8;
             common.layout(&source, size)?.copy_to(shard.bytes(), &common.layout(&wanted, size)?, &mut bytes);
         }
         Ok(Tensor { spec, bytes })
