@@ -1,4 +1,4 @@
-//! Placeholder.
+//! What the tests of the workspace are made of: the conformance suite, rigs, real processes.
 
 pub mod process;
 pub mod world;

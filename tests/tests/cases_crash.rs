@@ -51,7 +51,8 @@ fn expect_all_of_the_pool(client: &Client, pool: u64) {
     client.clear().unwrap();
     let value = vec![7; (pool - MIB) as usize];
     wait_for("the memory of who died", || match client.put("nearly the whole pool", &value) {
-        Ok(verdict) => Some(assert_eq!(verdict, Put::Stored)),
+        Ok(Put::Stored) => Some(()),
+        Ok(verdict) => panic!("{verdict:?}"),
         Err(Error::Full { .. }) => None,
         Err(e) => panic!("{e}"),
     });
@@ -169,7 +170,8 @@ fn a_client_that_dies_disturbs_no_other_one() {
             if n == 20 {
                 dying.process.kill();
             }
-            let (key, value) = (format!("mine-{n}"), marked(round * 100 + n, 10 + (n as usize * 7919) % 300_000));
+            let (key, value) =
+                (format!("mine-{n}"), marked(round * 100 + n, 10 + (n as usize * 7919) % 300_000));
             client.upsert(&key, &value).unwrap();
             assert_eq!(client.view(&key).unwrap()[..], value[..]);
             let mut into = vec![0; value.len()];
@@ -226,11 +228,15 @@ fn a_thousand_clients_one_after_the_other_leave_nothing_on_either_side() {
     let before = settled(has);
     // Three clients a round.
     let many = actor.ask("reopen 334");
-    let counts: Vec<usize> = many.split(' ').map(|n| n.parse().unwrap_or_else(|_| panic!("{many}"))).collect();
+    let counts: Vec<usize> =
+        many.split(' ').map(|n| n.parse().unwrap_or_else(|_| panic!("{many}"))).collect();
     let [fds_before, fds_after, maps_before, maps_after] = counts[..] else { panic!("{many}") };
     assert_eq!(fds_after, fds_before, "descriptors of the client's process");
     // The allocator and the threads' stacks may take a few for good.
-    assert!(maps_after <= maps_before + 16, "mappings of the client's process: {maps_before}, then {maps_after}");
+    assert!(
+        maps_after <= maps_before + 16,
+        "mappings of the client's process: {maps_before}, then {maps_after}"
+    );
     wait_for("the daemon has no more than before", || {
         let now = has();
         (now.0 <= before.0 && now.1 <= before.1 + 4).then_some(())
@@ -247,7 +253,11 @@ fn a_client_outlives_its_daemon_and_finds_the_next_one() {
     for round in 0..3u64 {
         for (n, len) in [100usize, 4096, 200_000, 3 * MEBI].into_iter().enumerate() {
             let (key, value) = (format!("k{n}"), bytes(round * 10 + n as u64, len));
-            assert_eq!(client.put(&key, &value).unwrap(), Put::Stored, "the values of the last daemon are gone");
+            assert_eq!(
+                client.put(&key, &value).unwrap(),
+                Put::Stored,
+                "the values of the last daemon are gone"
+            );
             held.push((client.view(&key).unwrap(), value));
         }
         let orphan = client.alloc(5000).unwrap();
@@ -364,7 +374,8 @@ fn a_second_daemon_is_refused_with_the_pid_of_the_first() {
     let daemon = Serve::pool("16MiB").start();
     let client = daemon.client();
     client.put("k", b"kept").unwrap();
-    let second = Serve::pool("16MiB").at(daemon.place()).try_start().expect_err("a second daemon on one socket");
+    let second =
+        Serve::pool("16MiB").at(daemon.place()).try_start().expect_err("a second daemon on one socket");
     assert_eq!(second.status.and_then(|status| status.code()), Some(1), "{second}");
     let pid = format!("pid {}", daemon.process.id());
     assert!(second.said.contains(&pid) && second.said.contains("already_running"), "{second}");

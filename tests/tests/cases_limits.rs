@@ -19,7 +19,7 @@ use haulier::{Dtype, Error, Options, Put, Shard, StoreClient, TensorRef, store};
 use haulier_tests::{
     actor, on_both_engines,
     process::{Ended, Process, Serve, binary, connect, private_dir, skip, wait_for},
-    world::{GIB, KIB, MIB, Setup, bytes, seed_of},
+    world::{GIB, KIB, MIB, Setup, World, bytes, seed_of},
 };
 use rustix::{
     mount::{MountFlags, MountPropagationFlags, mount, mount_change},
@@ -48,7 +48,7 @@ fn numbers(text: &str) -> Vec<u64> {
 fn limit_addresses(command: &mut Command, bytes: u64) {
     let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
     // SAFETY: one system call, which allocates nothing.
-    unsafe { command.pre_exec(move || Ok(setrlimit(Resource::As, limit.clone())?)) };
+    unsafe { command.pre_exec(move || Ok(setrlimit(Resource::As, limit)?)) };
 }
 
 /// P50: device memory.
@@ -108,99 +108,103 @@ fn a_client_without_addresses_for_the_pool_is_told() {
 }
 
 on_both_engines! {
-    /// P50, P69, P73: what can never fit is told at once, with 64-bit sizes, and nothing is evicted for it.
-    fn a_value_larger_than_the_pool_is_too_large_and_evicts_nothing(world: Setup::mib(64)) {
-        let client = world.client();
-        for n in 0..20 {
-            client.put(&format!("k{n}"), &bytes(n, MEBI)).unwrap();
-        }
-        // Never touched, so it takes no memory.
-        let source = vec![0u8; 4 * GIB as usize + 4097];
-        for len in [65 * MIB, 2 * GIB - 1, 2 * GIB, 4 * GIB - 1, 4 * GIB, 4 * GIB + 4097] {
-            for verdict in [
-                client.alloc(len).map(drop),
-                client.put("huge", &source[..len as usize]).map(drop),
-                client.upsert("k0", &source[..len as usize]).map(drop),
-            ] {
-                assert!(
-                    matches!(verdict, Err(Error::TooLarge { size, limit }) if size == len && limit == 64 * MIB),
-                    "{len}: {verdict:?}"
-                );
-            }
-        }
-        assert!(matches!(client.alloc(u64::MAX), Err(Error::TooLarge { size: u64::MAX, .. })));
-        assert!(matches!(client.alloc(1 << 40), Err(Error::TooLarge { .. })));
-        assert_eq!(client.stat().unwrap().evictions, 0);
-        for n in 0..20 {
-            assert_eq!(client.get(&format!("k{n}")).unwrap(), bytes(n, MEBI));
-        }
-    }
+    a_value_larger_than_the_pool_is_too_large_and_evicts_nothing: Setup::mib(64),
+    a_store_at_its_limit_takes_every_put_by_eviction: Setup::mib(64),
+    a_full_store_tells_how_much_room_there_is: Setup::mib(64).no_evict(),
+    a_store_full_of_pinned_values_is_full: Setup::mib(8),
+}
 
-    /// P73: with eviction there is always room for the newest.
-    fn a_store_at_its_limit_takes_every_put_by_eviction(world: Setup::mib(64)) {
-        let client = world.client();
-        for n in 0..100 {
-            assert_eq!(client.put(&format!("k{n:03}"), &bytes(n, MEBI)).unwrap(), Put::Stored);
-            if n < 3 {
-                assert!(client.pin(&format!("k{n:03}")).unwrap());
-            }
-        }
-        let left: Vec<u64> =
-            client.list("").unwrap().iter().map(|(key, _)| key[1..].parse().unwrap()).collect();
-        // The pinned ones, and of the rest the newest without a gap.
-        assert_eq!(left[..3], [0, 1, 2]);
-        let first = left[3];
-        assert_eq!(left[3..], (first..100).collect::<Vec<_>>()[..]);
-        assert!(left.len() >= 56, "only {} MiB of 64 are used", left.len());
-        for n in left {
-            assert_eq!(client.get(&format!("k{n:03}")).unwrap(), bytes(n, MEBI));
-        }
-        let stat = client.stat().unwrap();
-        assert!(stat.evictions >= 36 && stat.populated <= stat.pool, "{stat:?}");
+/// P50, P69, P73: what can never fit is told at once, with 64-bit sizes, and nothing is evicted for it.
+fn a_value_larger_than_the_pool_is_too_large_and_evicts_nothing(world: &World) {
+    let client = world.client();
+    for n in 0..20 {
+        client.put(&format!("k{n}"), &bytes(n, MEBI)).unwrap();
     }
+    // Never touched, so it takes no memory.
+    let source = vec![0u8; 4 * GIB as usize + 4097];
+    for len in [65 * MIB, 2 * GIB - 1, 2 * GIB, 4 * GIB - 1, 4 * GIB, 4 * GIB + 4097] {
+        for verdict in [
+            client.alloc(len).map(drop),
+            client.put("huge", &source[..len as usize]).map(drop),
+            client.upsert("k0", &source[..len as usize]).map(drop),
+        ] {
+            assert!(
+                matches!(verdict, Err(Error::TooLarge { size, limit }) if size == len && limit == 64 * MIB),
+                "{len}: {verdict:?}"
+            );
+        }
+    }
+    assert!(matches!(client.alloc(u64::MAX), Err(Error::TooLarge { size: u64::MAX, .. })));
+    assert!(matches!(client.alloc(1 << 40), Err(Error::TooLarge { .. })));
+    assert_eq!(client.stat().unwrap().evictions, 0);
+    for n in 0..20 {
+        assert_eq!(client.get(&format!("k{n}")).unwrap(), bytes(n, MEBI));
+    }
+}
 
-    /// P73: without eviction it says how much room there is, and that much is there.
-    fn a_full_store_tells_how_much_room_there_is(world: Setup::mib(64).no_evict()) {
-        let client = world.client();
-        let mut stored = 0;
-        let (free, largest) = loop {
-            match client.put(&format!("k{stored}"), &bytes(stored, 3 * MEBI)) {
-                Ok(Put::Stored) => stored += 1,
-                Err(Error::Full { free, largest }) => break (free, largest),
-                verdict => panic!("{verdict:?}"),
-            }
-        };
-        assert!((18..=21).contains(&stored), "{stored} of 3 MiB in 64 MiB");
-        assert!(largest <= free && free <= 64 * MIB - stored * 3 * MIB, "{free} {largest}");
-        if largest > 0 {
-            assert_eq!(client.put("the largest", &bytes(7, largest as usize)).unwrap(), Put::Stored);
+/// P73: with eviction there is always room for the newest.
+fn a_store_at_its_limit_takes_every_put_by_eviction(world: &World) {
+    let client = world.client();
+    for n in 0..100 {
+        assert_eq!(client.put(&format!("k{n:03}"), &bytes(n, MEBI)).unwrap(), Put::Stored);
+        if n < 3 {
+            assert!(client.pin(&format!("k{n:03}")).unwrap());
         }
-        for n in 0..stored {
-            assert_eq!(client.get(&format!("k{n}")).unwrap(), bytes(n, 3 * MEBI));
-        }
-        assert!(client.remove("k0").unwrap());
-        assert_eq!(client.put("k0", &bytes(99, 3 * MEBI)).unwrap(), Put::Stored);
-        assert_eq!(client.stat().unwrap().evictions, 0);
     }
+    let left: Vec<u64> = client.list("").unwrap().iter().map(|(key, _)| key[1..].parse().unwrap()).collect();
+    // The pinned ones, and of the rest the newest without a gap.
+    assert_eq!(left[..3], [0, 1, 2]);
+    let first = left[3];
+    assert_eq!(left[3..], (first..100).collect::<Vec<_>>()[..]);
+    assert!(left.len() >= 56, "only {} MiB of 64 are used", left.len());
+    for n in left {
+        assert_eq!(client.get(&format!("k{n:03}")).unwrap(), bytes(n, MEBI));
+    }
+    let stat = client.stat().unwrap();
+    assert!(stat.evictions >= 36 && stat.populated <= stat.pool, "{stat:?}");
+}
 
-    /// P73: pinned values are no room, and are told apart from it.
-    fn a_store_full_of_pinned_values_is_full(world: Setup::mib(8)) {
-        let client = world.client();
-        let mut pinned = 0;
-        let full = loop {
-            let key = format!("k{pinned}");
-            match client.put(&key, &bytes(pinned, MEBI)) {
-                Ok(_) => pinned += u64::from(client.pin(&key).unwrap()),
-                Err(e) => break e,
-            }
-            assert!(pinned < 20, "a pinned value was evicted");
-        };
-        assert!(matches!(full, Error::Full { .. }), "{full:?}");
-        assert!((0..pinned).all(|n| client.get(&format!("k{n}")).unwrap() == bytes(n, MEBI)));
-        assert!(client.unpin("k0").unwrap());
-        assert_eq!(client.put("new", &bytes(50, MEBI)).unwrap(), Put::Stored);
-        assert!(!client.exists("k0").unwrap() && client.exists("k1").unwrap());
+/// P73: without eviction it says how much room there is, and that much is there.
+fn a_full_store_tells_how_much_room_there_is(world: &World) {
+    let client = world.client();
+    let mut stored = 0;
+    let (free, largest) = loop {
+        match client.put(&format!("k{stored}"), &bytes(stored, 3 * MEBI)) {
+            Ok(Put::Stored) => stored += 1,
+            Err(Error::Full { free, largest }) => break (free, largest),
+            verdict => panic!("{verdict:?}"),
+        }
+    };
+    assert!((18..=21).contains(&stored), "{stored} of 3 MiB in 64 MiB");
+    assert!(largest <= free && free <= 64 * MIB - stored * 3 * MIB, "{free} {largest}");
+    if largest > 0 {
+        assert_eq!(client.put("the largest", &bytes(7, largest as usize)).unwrap(), Put::Stored);
     }
+    for n in 0..stored {
+        assert_eq!(client.get(&format!("k{n}")).unwrap(), bytes(n, 3 * MEBI));
+    }
+    assert!(client.remove("k0").unwrap());
+    assert_eq!(client.put("k0", &bytes(99, 3 * MEBI)).unwrap(), Put::Stored);
+    assert_eq!(client.stat().unwrap().evictions, 0);
+}
+
+/// P73: pinned values are no room, and are told apart from it.
+fn a_store_full_of_pinned_values_is_full(world: &World) {
+    let client = world.client();
+    let mut pinned = 0;
+    let full = loop {
+        let key = format!("k{pinned}");
+        match client.put(&key, &bytes(pinned, MEBI)) {
+            Ok(_) => pinned += u64::from(client.pin(&key).unwrap()),
+            Err(e) => break e,
+        }
+        assert!(pinned < 20, "a pinned value was evicted");
+    };
+    assert!(matches!(full, Error::Full { .. }), "{full:?}");
+    assert!((0..pinned).all(|n| client.get(&format!("k{n}")).unwrap() == bytes(n, MEBI)));
+    assert!(client.unpin("k0").unwrap());
+    assert_eq!(client.put("new", &bytes(50, MEBI)).unwrap(), Put::Stored);
+    assert!(!client.exists("k0").unwrap() && client.exists("k1").unwrap());
 }
 
 /// Bytes that the machine can hand out.
@@ -223,7 +227,11 @@ fn values_around_and_beyond_4_gib_come_back_whole() {
     let client = daemon.client().with_deadline(Duration::from_secs(120));
     // Zeros that are never touched take no memory: the source is sparse, but for a byte here and there.
     let mut source = vec![0u8; 4 * GIB as usize + 4097];
-    for (n, at) in (0..source.len()).step_by(64 * MEBI + 4093).chain([2 * GIB as usize - 1, 4 * GIB as usize - 1]).enumerate() {
+    for (n, at) in (0..source.len())
+        .step_by(64 * MEBI + 4093)
+        .chain([2 * GIB as usize - 1, 4 * GIB as usize - 1])
+        .enumerate()
+    {
         source[at] = n as u8 | 1;
     }
     for len in [2 * GIB - 1, 2 * GIB, 4 * GIB - 1, 4 * GIB, 4 * GIB + 4097] {
@@ -284,8 +292,10 @@ impl SmallShm {
                 Ok(mount(c"none", c"/dev/shm", c"tmpfs", MountFlags::empty(), c"size=64m")?)
             });
         }
-        let process = Process::spawn(&mut command).map_err(|e| format!("a mount namespace cannot be made here: {e}"))?;
-        let namespace = fs::File::open(format!("/proc/{}/ns/mnt", process.id())).map_err(|e| e.to_string())?;
+        let process = Process::spawn(&mut command)
+            .map_err(|e| format!("a mount namespace cannot be made here: {e}"))?;
+        let namespace =
+            fs::File::open(format!("/proc/{}/ns/mnt", process.id())).map_err(|e| e.to_string())?;
         Ok(SmallShm { process, namespace: Arc::new(namespace.into()) })
     }
 
@@ -295,7 +305,9 @@ impl SmallShm {
         move |command| {
             // SAFETY: one system call in a process of one thread.
             unsafe {
-                command.pre_exec(move || Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))?));
+                command.pre_exec(move || {
+                    Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))?)
+                });
             }
         }
     }
@@ -329,7 +341,8 @@ fn daemons_and_clients_that_are_killed_leave_nothing_that_fills_up() {
             client.process.kill();
         }
         daemon.process.kill();
-        assert_eq!(shm.holds(), [OsString::new(); 0], "round {round}");
+        let left = shm.holds();
+        assert!(left.is_empty(), "round {round}: {left:?}");
         daemon = start(Some(daemon.place()));
     }
     let client = daemon.client();
@@ -401,7 +414,8 @@ fn a_metrics_port_that_is_taken_is_named_with_its_option() {
     }
 
     // Any free one, twice at once.
-    let daemons: Vec<_> = (0..2).map(|_| Serve::pool("16MiB").arg("--metrics").arg("127.0.0.1:0").start()).collect();
+    let daemons: Vec<_> =
+        (0..2).map(|_| Serve::pool("16MiB").arg("--metrics").arg("127.0.0.1:0").start()).collect();
     let ports: Vec<&str> = daemons.iter().map(|daemon| daemon.ready["metrics"].as_str().unwrap()).collect();
     assert!(ports[0] != ports[1] && ports.iter().all(|port| !port.ends_with(":0")), "{ports:?}");
 }
@@ -442,7 +456,8 @@ fn a_client_too_many_is_told_and_gets_in_later() {
     let daemon = Serve::pool("16MiB").arg("--clients").arg("2").start();
     let (one, two) = (daemon.client(), daemon.client());
     one.put("k", b"v").unwrap();
-    let third = || connect(daemon.socket(), Options { deadline: Duration::from_secs(2), ..Options::default() });
+    let third =
+        || connect(daemon.socket(), Options { deadline: Duration::from_secs(2), ..Options::default() });
     let told = third().unwrap_err();
     assert!(matches!(told, Error::ResourceExhausted { .. }), "{told:?}");
     assert_eq!(two.get("k").unwrap(), b"v");
@@ -462,7 +477,8 @@ fn a_hundred_clients_at_once_are_served() {
             scope.spawn(move || {
                 let attempt = || -> haulier::Result<()> {
                     let client = connect(daemon.socket(), Options { workers: 1, ..Options::default() })?;
-                    let (key, value) = (format!("k{n}"), haulier_tests::world::marked(n, 1000 * (n as usize + 1)));
+                    let (key, value) =
+                        (format!("k{n}"), haulier_tests::world::marked(n, 1000 * (n as usize + 1)));
                     client.put(&key, &value)?;
                     let got = seed_of(&client.view(&key)?);
                     assert_eq!(got, Ok(n));

@@ -139,7 +139,10 @@ fn write_model(path: &Path, tensors: &Tensors) {
     for (name, (dtype, shape, bytes)) in tensors {
         let start = data.len();
         data.extend(bytes);
-        header.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [start, data.len()]}));
+        header.insert(
+            name.clone(),
+            json!({"dtype": dtype, "shape": shape, "data_offsets": [start, data.len()]}),
+        );
     }
     header.insert("__metadata__".into(), json!({"format": "pt"}));
     let mut header = serde_json::to_vec(&header).unwrap();
@@ -170,7 +173,16 @@ fn small_model() -> Tensors {
         let len = shape.iter().product::<u64>() as usize * size;
         tensors.insert(name.into(), (dtype.into(), shape.to_vec(), bytes(name.len() as u64, len)));
     };
-    let dtypes = [("BOOL", 1), ("U8", 1), ("I8", 1), ("F8_E5M2", 1), ("F8_E4M3", 1), ("I16", 2), ("U16", 2), ("F16", 2)];
+    let dtypes = [
+        ("BOOL", 1),
+        ("U8", 1),
+        ("I8", 1),
+        ("F8_E5M2", 1),
+        ("F8_E4M3", 1),
+        ("I16", 2),
+        ("U16", 2),
+        ("F16", 2),
+    ];
     let larger = [("BF16", 2), ("I32", 4), ("U32", 4), ("F32", 4), ("F64", 8), ("I64", 8), ("U64", 8)];
     for (dtype, size) in dtypes.into_iter().chain(larger) {
         add(&format!("dtypes.{dtype}"), dtype, &[3, 5], size);
@@ -196,13 +208,17 @@ fn the_demo_with_a_file_hauls_every_tensor_and_leaves_nothing() {
     let demo = bench.json(["demo", "model.safetensors"], OK);
     let bytes: usize = model.values().map(|(.., bytes)| bytes.len()).sum();
     assert_eq!(demo["exact"], true, "{demo}");
-    assert_eq!((demo["tensors"].as_u64(), demo["bytes"].as_u64()), (Some(model.len() as u64), Some(bytes as u64)));
+    assert_eq!(
+        (demo["tensors"].as_u64(), demo["bytes"].as_u64()),
+        (Some(model.len() as u64), Some(bytes as u64))
+    );
     assert_eq!(demo["wrong"], json!([]));
     for op in ["put", "get", "view"] {
         let ways = demo["legs"].as_array().unwrap().iter().map(|leg| leg["op"].as_str().unwrap());
         assert!(ways.into_iter().any(|way| way.starts_with(op)), "no leg says {op}: {demo}");
     }
-    let by_ipc = demo["paths"].as_array().unwrap().iter().any(|path| path["path"] == "ipc" && path["op"] == "put");
+    let by_ipc =
+        demo["paths"].as_array().unwrap().iter().any(|path| path["path"] == "ipc" && path["op"] == "put");
     assert!(by_ipc, "nothing went by ipc: {demo}");
     bench.expect_nothing_left();
 
@@ -255,7 +271,10 @@ fn what_put_stores_get_gives_back_as_the_same_set_of_tensors() {
     write_model(&file, &model);
     let put = bench.json(["put", "model.safetensors"], OK);
     let count = model.len() as u64;
-    assert_eq!((put["stored"].as_u64(), put["replaced"].as_u64(), put["already_there"].as_u64()), (Some(count), Some(0), Some(0)));
+    assert_eq!(
+        (put["stored"].as_u64(), put["replaced"].as_u64(), put["already_there"].as_u64()),
+        (Some(count), Some(0), Some(0))
+    );
     let total: usize = model.values().map(|(.., bytes)| bytes.len()).sum();
     assert_eq!(put["bytes"].as_u64(), Some(total as u64));
 
@@ -285,7 +304,10 @@ fn what_put_stores_get_gives_back_as_the_same_set_of_tensors() {
     let replaced = bench.json(["put", "--upsert", "model.safetensors"], OK);
     assert_eq!(replaced["replaced"].as_u64(), Some(count), "{replaced}");
     bench.json(["get", "--prefix", "model/", "-o", "back.safetensors"], OK);
-    assert!(read_model(&bench.path("back.safetensors")) == changed, "an existing file is to be replaced whole");
+    assert!(
+        read_model(&bench.path("back.safetensors")) == changed,
+        "an existing file is to be replaced whole"
+    );
     // Tensors of the command and of the library are the same thing.
     let client = daemon.client();
     let tensor = client.get_tensor("model/layers.1.weight").unwrap();
@@ -302,13 +324,17 @@ fn truncated_and_hostile_files_are_bad_input_and_store_nothing() {
     let model: Tensors = [("w".to_owned(), ("F32".to_owned(), vec![2, 3], vec![7; 24]))].into();
     write_model(&file, &model);
     let whole = fs::read(&file).unwrap();
-    let header = |json: &str, data: &[u8]| [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), data].concat();
+    let header =
+        |json: &str, data: &[u8]| [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), data].concat();
     let one = |dtype: &str, shape: &str, offsets: &str| {
-        header(&format!(r#"{{"good":{{"dtype":"U8","shape":[4],"data_offsets":[0,4]}},"bad":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}"#), &[0; 12])
+        let good = r#""good":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}"#;
+        let bad = format!(r#""bad":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}"#);
+        header(&format!("{{{good},{bad}}}"), &[0; 12])
     };
-    let mut bad: Vec<(String, Vec<u8>)> = [0, 1, 7, 8, 20, whole.len() - 25, whole.len() - 24, whole.len() - 1]
-        .map(|n| (format!("cut after {n}"), whole[..n].to_vec()))
-        .into();
+    let mut bad: Vec<(String, Vec<u8>)> =
+        [0, 1, 7, 8, 20, whole.len() - 25, whole.len() - 24, whole.len() - 1]
+            .map(|n| (format!("cut after {n}"), whole[..n].to_vec()))
+            .into();
     let mut add = |name: &str, bytes: Vec<u8>| bad.push((name.to_owned(), bytes));
     add("more behind it", [&whole[..], b"more"].concat());
     add("a header of 2^64 - 1 bytes", [&u64::MAX.to_le_bytes()[..], &[b' '; 64]].concat());
@@ -355,7 +381,11 @@ fn a_file_that_does_not_fit_is_told_tensor_by_tensor() {
     let ran = bench.run(["--json", "put", "m.safetensors"]);
     ran.expect(REFUSED);
     let summary: Value = serde_json::from_str(&ran.stdout).unwrap();
-    assert_eq!((summary["stored"].as_u64(), &summary["failed"][0]["key"]), (Some(2), &json!("m/huge")), "{summary}");
+    assert_eq!(
+        (summary["stored"].as_u64(), &summary["failed"][0]["key"]),
+        (Some(2), &json!("m/huge")),
+        "{summary}"
+    );
     assert_eq!(summary["failed"][0]["kind"], "too_large", "{summary}");
     assert_eq!(summary["failed"].as_array().unwrap().len(), 1);
     assert!(ran.error()["message"].as_str().unwrap().contains("not stored"));
@@ -395,7 +425,10 @@ fn ls_rm_and_stat_speak_json_and_tables() {
     assert!(text.stdout.contains("pool") && text.stdout.contains("16 MiB"), "{text:?}");
     let prometheus = bench.run(["stat", "--prometheus"]);
     prometheus.expect(OK);
-    assert!(prometheus.stdout.lines().any(|row| row.starts_with("haulier_operations_total{")), "{prometheus:?}");
+    assert!(
+        prometheus.stdout.lines().any(|row| row.starts_with("haulier_operations_total{")),
+        "{prometheus:?}"
+    );
 
     // Another namespace sees none of it.
     assert_eq!(bench.json(["--namespace", "other", "ls"], OK), json!([]));
@@ -476,7 +509,10 @@ fn each_way_to_fail_has_its_exit_code_and_says_what_to_do() {
         ran.expect(OK);
         assert!(!ran.stdout.is_empty() && ran.stderr.is_empty(), "{ran:?}");
     }
-    assert!(bench.run(["--help"]).stdout.contains("no node answers at the socket"), "the help states the exit codes");
+    assert!(
+        bench.run(["--help"]).stdout.contains("no node answers at the socket"),
+        "the help states the exit codes"
+    );
 }
 
 #[test]
@@ -488,7 +524,10 @@ fn a_node_that_is_not_there_is_named_with_its_socket_and_the_remedy() {
         let ran = bench.run(args);
         ran.expect(UNREACHABLE);
         let socket = bench.path("run").join("haulier/node.sock");
-        assert!(ran.stderr.contains(socket.to_str().unwrap()) && ran.stderr.contains("haulier serve"), "{ran:?}");
+        assert!(
+            ran.stderr.contains(socket.to_str().unwrap()) && ran.stderr.contains("haulier serve"),
+            "{ran:?}"
+        );
     }
 }
 
@@ -562,9 +601,12 @@ fn role_runs(bench: &Bench, what: &str) -> bool {
 
 #[test]
 fn an_interrupted_demo_leaves_nothing() {
-    for (moment, signal) in
-        [("the directory", Signal::INT), ("the node", Signal::INT), ("put", Signal::INT), ("get", Signal::TERM)]
-    {
+    for (moment, signal) in [
+        ("the directory", Signal::INT),
+        ("the node", Signal::INT),
+        ("put", Signal::INT),
+        ("get", Signal::TERM),
+    ] {
         let bench = Bench::new();
         let demo = demo_until(&bench, moment);
         demo.signal(signal);
@@ -581,7 +623,9 @@ fn no_process_of_a_killed_demo_lives_on() {
         let bench = Bench::new();
         let mut demo = demo_until(&bench, moment);
         demo.kill();
-        wait_for("the end of its processes", || processes_that_name(bench.dir.path().as_os_str()).is_empty().then_some(()));
+        wait_for("the end of its processes", || {
+            processes_that_name(bench.dir.path().as_os_str()).is_empty().then_some(())
+        });
     }
 }
 
@@ -590,17 +634,26 @@ fn no_process_of_a_killed_demo_lives_on() {
 fn bench_prints_a_row_for_each_operation_path_and_size() {
     let bench = Bench::new();
     let rows = bench.json(["bench", "--quick", "--sizes", "4KiB,64KiB"], OK);
-    let rows = rows.as_array().unwrap();
-    for path in ["in-process", "node"] {
-        for op in ["put", "get_into", "view"] {
-            let of_both = rows.iter().filter(|row| row["op"] == op && row["path"] == path).count();
-            assert!(of_both >= 2, "{op} {path}: {rows:#?}");
+    let mut seen: BTreeMap<(String, String), Vec<u64>> = BTreeMap::new();
+    for row in rows.as_array().unwrap() {
+        let text = |name: &str| row[name].as_str().unwrap().to_owned();
+        let number = |name: &str| {
+            row[name]
+                .as_f64()
+                .filter(|n| n.is_finite() && *n > 0.0)
+                .unwrap_or_else(|| panic!("{name}: {row}"))
+        };
+        seen.entry((text("path"), text("op"))).or_default().push(number("bytes") as u64);
+        assert!(number("median_us") <= number("p95_us") && number("turns") >= 1.0, "{row}");
+        for (ratio, of) in [("memcpy_ratio", "memcpy_us"), ("round_trip_ratio", "round_trip_us")] {
+            let wanted = number("median_us") / number(of);
+            assert!((number(ratio) / wanted - 1.0).abs() < 0.01, "{ratio} is not that of {of}: {row}");
         }
     }
-    for row in rows {
-        let numbers: Vec<f64> = row.as_object().unwrap().values().filter_map(Value::as_f64).collect();
-        assert!(numbers.len() >= 4 && numbers.iter().all(|n| n.is_finite() && *n >= 0.0), "{row}");
-    }
+    let ops = ["put", "get_into", "view", "put_allocated", "batch_put", "batch_get_into"];
+    let wanted =
+        ["in_process", "node"].into_iter().flat_map(|path| ops.map(|op| (path.to_owned(), op.to_owned())));
+    assert_eq!(seen, wanted.map(|row| (row, vec![4096, 65_536])).collect());
     bench.expect_nothing_left();
     let ran = bench.run(["bench", "--sizes", "nonsense"]);
     ran.expect(USAGE);

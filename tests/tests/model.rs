@@ -105,10 +105,23 @@ fn steps(faults: bool) -> impl Strategy<Value = Vec<Step>> {
         Just(Fault::Restart),
         (key(), value(), any::<bool>()).prop_map(|(key, value, upsert)| Fault::Freeze { key, value, upsert }),
     ];
+    let store = (key(), value(), from, any::<bool>()).prop_map(|(key, value, from, upsert)| Op::Store {
+        key,
+        value,
+        from,
+        upsert,
+    });
+    let store_batch = (vec((key(), value()), 0..8), any::<bool>())
+        .prop_map(|(items, upsert)| Op::StoreBatch { items, upsert });
+    let get_into = (key(), capacity(), any::<bool>()).prop_map(|(key, capacity, device)| Op::GetInto {
+        key,
+        capacity,
+        device,
+    });
     let op = prop_oneof![
-        12 => (key(), value(), from, any::<bool>()).prop_map(|(key, value, from, upsert)| Op::Store { key, value, from, upsert }),
-        6 => (vec((key(), value()), 0..8), any::<bool>()).prop_map(|(items, upsert)| Op::StoreBatch { items, upsert }),
-        6 => (key(), capacity(), any::<bool>()).prop_map(|(key, capacity, device)| Op::GetInto { key, capacity, device }),
+        12 => store,
+        6 => store_batch,
+        6 => get_into,
         4 => vec((key(), capacity()), 0..6).prop_map(|items| Op::GetIntoBatch { items }),
         6 => keys().prop_map(|keys| Op::Get { keys }),
         5 => key().prop_map(|key| Op::Hold { key }),
@@ -209,7 +222,9 @@ impl<'w> Run<'w> {
     fn step(&mut self, step: &Step) {
         let client = self.clients[step.client].clone();
         match &step.op {
-            Op::Store { key: n, value, from, upsert } => self.store(&client, &key(*n), &value.bytes(), *from, *upsert),
+            Op::Store { key: n, value, from, upsert } => {
+                self.store(&client, &key(*n), &value.bytes(), *from, *upsert)
+            }
             Op::StoreBatch { items, upsert } => self.store_batch(&client, items, *upsert),
             Op::GetInto { key: n, capacity, device } => self.get_into(&client, &key(*n), *capacity, *device),
             Op::GetIntoBatch { items } => self.get_into_batch(&client, items),
@@ -326,7 +341,9 @@ impl<'w> Run<'w> {
 
     /// Checks what a target of this capacity holds after it was to be filled.
     fn filled(&mut self, key: &str, target: &[u8], verdict: &haulier::Result<u64>) {
-        let untouched = |rest: &[u8]| assert!(rest.iter().all(|byte| *byte == 0xEE), "{key:?}: bytes beyond were touched");
+        let untouched = |rest: &[u8]| {
+            assert!(rest.iter().all(|byte| *byte == 0xEE), "{key:?}: bytes beyond were touched")
+        };
         match verdict {
             Ok(len) => {
                 let wanted = self.model.expect(key);
@@ -363,7 +380,8 @@ impl<'w> Run<'w> {
     fn get_into_batch(&mut self, client: &Client, items: &[(usize, usize)]) {
         let keys: Vec<String> = items.iter().map(|(n, _)| key(*n)).collect();
         let mut targets: Vec<Vec<u8>> = items.iter().map(|(_, capacity)| vec![0xEE; *capacity]).collect();
-        let batch = keys.iter().zip(&mut targets).map(|(key, target)| (key.as_str(), Target::from(target))).collect();
+        let batch =
+            keys.iter().zip(&mut targets).map(|(key, target)| (key.as_str(), Target::from(target))).collect();
         let verdicts = client.batch_get_into(batch);
         assert_eq!(verdicts.len(), items.len());
         for ((key, target), verdict) in keys.iter().zip(&targets).zip(&verdicts) {
@@ -385,7 +403,8 @@ impl<'w> Run<'w> {
     }
 
     fn removed(&mut self, prefix: &str, count: u64) {
-        let under: BTreeSet<String> = self.model.values.keys().filter(|key| key.starts_with(prefix)).cloned().collect();
+        let under: BTreeSet<String> =
+            self.model.values.keys().filter(|key| key.starts_with(prefix)).cloned().collect();
         let pinned = under.iter().filter(|key| self.model.values[*key].pinned).count() as u64;
         if self.model.evicts {
             assert!((pinned..=under.len() as u64).contains(&count), "{count} of {}", under.len());
@@ -416,9 +435,11 @@ impl<'w> Run<'w> {
     fn fault(&mut self, client: &Client, fault: &Fault) {
         match fault {
             Fault::Restart => {
-                self.world.replace_with(|world| match std::mem::replace(world, World::InProcess(nowhere())) {
-                    World::Node(daemon) => World::Node(daemon.restart(self.setup.serve())),
-                    World::InProcess(_) => unreachable!("faults are a daemon's"),
+                self.world.replace_with(|world| {
+                    match std::mem::replace(world, World::InProcess(nowhere())) {
+                        World::Node(daemon) => World::Node(daemon.restart(self.setup.serve())),
+                        World::InProcess(_) => unreachable!("faults are a daemon's"),
+                    }
                 });
                 self.model.values.clear();
                 // Memory of a store that is gone is still there, and may be refused.

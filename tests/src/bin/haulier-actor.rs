@@ -123,7 +123,9 @@ impl Actor<'_> {
                 }
                 Ok(String::new())
             }
-            ["put-shard", key, seed, rank, world] => self.put_shard(key, seed.parse()?, rank.parse()?, world.parse()?),
+            ["put-shard", key, seed, rank, world] => {
+                self.put_shard(key, seed.parse()?, rank.parse()?, world.parse()?)
+            }
             ["reopen", times] => self.reopen(times.parse()?),
             ["device-memory", len] => {
                 let buffer = CpuDevice::open()?.buffer(len.parse()?)?;
@@ -158,7 +160,10 @@ impl Actor<'_> {
         let round = |n: usize| -> Result<(), Box<dyn Error>> {
             // Three sizes that travel three ways: in the message, in a slot, in a block.
             for len in [100, 4000, 300_000] {
-                let client = connect(self.socket, Options { deadline: Duration::from_secs(60), ..Options::default() })?;
+                let client = connect(
+                    self.socket,
+                    Options { deadline: Duration::from_secs(60), ..Options::default() },
+                )?;
                 let (key, value) = (format!("reopen-{len}"), marked(n as u64, len));
                 client.upsert(&key, &value)?;
                 let buffer = client.device().buffer(len)?;
