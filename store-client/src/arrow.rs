@@ -19,7 +19,7 @@ use hal::{Bound, Deadline, Device, DeviceUuid, Export, IpcHandle, Kind, Located,
 
 use crate::{
     error::{Error, Result},
-    payload::{Order, Origin, Span},
+    payload::{Lease, Order, Origin, Span},
     wire::{Fallback, Path},
 };
 
@@ -37,11 +37,12 @@ pub struct Captured<D: Device> {
     device: DeviceUuid,
     slots: Vec<(Item<D>, Located)>,
     streams: Vec<D::Stream>,
+    lease: Lease,
 }
 
 impl<D: Device> Captured<D> {
     /// Step 1, on the thread whose current stream counts.
-    pub(crate) fn here(bound: &Bound<'_, D>, items: Vec<Item<D>>) -> Result<Self> {
+    pub(crate) fn here(bound: &Bound<'_, D>, items: Vec<Item<D>>, lease: Lease) -> Result<Self> {
         let device = bound.device().identity().uuid;
         let mut streams: Vec<D::Stream> = Vec::new();
         let mut slots = Vec::with_capacity(items.len());
@@ -71,7 +72,7 @@ impl<D: Device> Captured<D> {
             }
             slots.push((item, located));
         }
-        Ok(Captured { device, slots, streams })
+        Ok(Captured { device, slots, streams, lease })
     }
 
     /// Step 2. `imports` says whether the engine opens memory of this device. Regions of one allocation share a handle.
@@ -108,7 +109,8 @@ impl<D: Device> Captured<D> {
                     }
                 }
             };
-            slots.push(Slot { item, region, route });
+            let lease = matches!(item.span.origin, Origin::Slice).then(|| self.lease.clone());
+            slots.push(Slot { item, region, route, lease });
         }
         let handles = exports.into_iter().map(|(.., handle)| handle).collect();
         Ok(Planned { device: self.device, slots, handles, streams: self.streams })
@@ -183,6 +185,8 @@ pub struct Slot<D: Device> {
     item: Item<D>,
     region: Region,
     route: Route,
+    /// For a Rust slice.
+    lease: Option<Lease>,
 }
 
 /// How a slot's bytes travel.
@@ -213,11 +217,15 @@ impl<D: Device> Ready<D> {
     pub(crate) fn make(
         bound: &Bound<'_, D>,
         items: Vec<Item<D>>,
+        lease: Lease,
         imports: bool,
         workers: &Workers<D>,
         deadline: Deadline,
     ) -> Result<Self> {
-        Captured::here(bound, items)?.plan(bound, imports)?.check(bound)?.ready(bound, workers, deadline)
+        Captured::here(bound, items, lease)?
+            .plan(bound, imports)?
+            .check(bound)?
+            .ready(bound, workers, deadline)
     }
 
     /// The batch's slots, in input order.
@@ -240,8 +248,8 @@ impl<D: Device> Ready<D> {
         let slots = indices
             .iter()
             .map(|&i| {
-                let Slot { item, region, route } = &self.slots[i];
-                Slot { item: item.clone(), region: *region, route: *route }
+                let Slot { item, region, route, lease } = &self.slots[i];
+                Slot { item: item.clone(), region: *region, route: *route, lease: lease.clone() }
             })
             .collect();
         let mut handles = Vec::with_capacity(self.handles.len());
@@ -271,6 +279,15 @@ impl<D: Device> Slot<D> {
     /// The memory to read, or to fill.
     pub fn region(&self) -> Region {
         self.region
+    }
+
+    /// Runs `work`, which touches the region's bytes; refused where the memory's owner has it back. Not for driver calls,
+    /// which may hang: device memory has no such owner.
+    pub(crate) fn lend<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
+        match &self.lease {
+            Some(lease) => lease.during(work),
+            None => work(),
+        }
     }
 
     /// How the bytes travel.

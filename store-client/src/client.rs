@@ -17,7 +17,7 @@ use crate::{
     arrow::{Item, Ready, Slot},
     engine::{Description, Engine, PoolBuffer, View, in_process::InProcessEngine, node::NodeEngine},
     error::{Error, Result},
-    payload::{Origin, Payload, Span, Target, check_key},
+    payload::{Lease, Origin, Payload, Span, Target, check_key},
     retry,
     store::{META_MAX, Mode, Put, Stat, Store},
 };
@@ -301,7 +301,7 @@ impl<D: Device> StoreClient<D> {
     /// Registers a region for DMA until the guard is dropped, which must happen before the memory is freed. Calls on
     /// registered memory need no registration of their own; calls on other memory work too.
     ///
-    /// *Errors*: [`Error::NotSent`] with the device's answer.
+    /// *Errors*: [`Error::Device`] with the device's answer, [`Error::StreamCapturing`], [`Error::Timeout`].
     pub fn register_buffer<'a>(&self, region: impl Into<Payload<'a, D>>) -> Result<D::Registration> {
         self.open()?;
         let span = region.into().span;
@@ -449,11 +449,14 @@ impl<D: Device> StoreClient<D> {
         let deadline = Deadline::after(self.deadline);
         let inner = Arc::clone(&self.inner);
         let report = self.reporter(&items);
+        let lease = Lease::default();
+        let _end = lease.ends_here();
         self.inner.workers.bound(deadline, op, move |bound| {
-            let ready = match Ready::make(bound, items, inner.engine.imports(), &inner.workers, deadline) {
-                Ok(ready) => ready,
-                Err(cause) => return Ok(Err(cause)),
-            };
+            let ready =
+                match Ready::make(bound, items, lease, inner.engine.imports(), &inner.workers, deadline) {
+                    Ok(ready) => ready,
+                    Err(cause) => return Ok(Err(cause)),
+                };
             let slots = ready.slots().len();
             let needs_driver = ready.needs_driver();
             let send = {
@@ -492,9 +495,13 @@ impl<D: Device> StoreClient<D> {
         let deadline = Deadline::after(self.deadline);
         let inner = Arc::clone(&self.inner);
         let item = Item { key: String::new(), meta: Vec::new(), span };
+        let lease = Lease::default();
+        let _end = lease.ends_here();
         let sent = self.inner.workers.bound(deadline, op, move |bound| {
-            Ok(Ready::make(bound, vec![item], false, &inner.workers, deadline).map(|ready| {
-                ready.slots().first().filter(|slot| slot.region().place == Place::Host).map(work)
+            let ready = Ready::make(bound, vec![item], lease, false, &inner.workers, deadline);
+            Ok(ready.and_then(|ready| {
+                let slot = ready.slots().first().filter(|slot| slot.region().place == Place::Host);
+                slot.map(|slot| slot.lend(|| Ok(work(slot)))).transpose()
             }))
         });
         match sent.map_err(Error::from).flatten() {

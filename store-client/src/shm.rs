@@ -8,7 +8,10 @@ use std::{
 use hal::{Bound, Deadline, Device, Place, Region};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::error::{Error, Result};
+use crate::{
+    arrow::Slot,
+    error::{Error, Result},
+};
 
 /// Between two pieces of a copy the deadline is looked at and progress is told.
 const PIECE: usize = 16 << 20;
@@ -88,7 +91,8 @@ impl Drop for Mapping {
     }
 }
 
-/// Copies `from` to `to`, regions of one length, by the host where both are host memory, else by the device.
+/// Copies `from` to `to`, regions of one length of which one is the slot's, by the host where both are host memory, else
+/// by the device.
 ///
 /// *Errors*: [`Error::Timeout`] between two pieces, [`Error::Device`] with what the device said.
 ///
@@ -96,38 +100,45 @@ impl Drop for Mapping {
 /// Both regions must be allocated for the whole call, and nobody may write `from` or touch `to` meanwhile.
 pub(crate) unsafe fn copy<D: Device>(
     bound: &Bound<'_, D>,
+    slot: &Slot<D>,
     to: Region,
     from: Region,
     deadline: Deadline,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<()> {
-    if (to.place, from.place) == (Place::Host, Place::Host) {
-        // SAFETY: the caller promises it.
-        return unsafe { copy_host(to, from, deadline, progress) };
-    }
+    let by_host = (to.place, from.place) == (Place::Host, Place::Host);
     in_pieces(to, from, deadline, progress, |to, from| {
-        // SAFETY: these are parts of the caller's regions, about which it promises the same.
-        unsafe { bound.copy(to, from) }.map_err(Error::from)
+        slot.lend(|| {
+            if by_host {
+                // SAFETY: these are parts of the caller's regions, about which it promises the same.
+                unsafe { copy_piece(to, from) };
+                return Ok(());
+            }
+            // SAFETY: as above.
+            unsafe { bound.copy(to, from) }.map_err(Error::from)
+        })
     })
 }
 
-/// As [`copy`], for two regions of host memory.
+/// As [`copy`], for two regions of host memory that belong to no slot.
 ///
 /// # Safety
 /// As there, and both must be host memory.
-pub(crate) unsafe fn copy_host(
-    to: Region,
-    from: Region,
-    deadline: Deadline,
-    progress: &(dyn Fn(u64) + Sync),
-) -> Result<()> {
-    in_pieces(to, from, deadline, progress, |to, from| {
-        let (target, source) =
-            (ptr::with_exposed_provenance_mut(to.addr), ptr::with_exposed_provenance(from.addr));
-        // SAFETY: both are allocated, of one length, and apart from each other, since nobody writes `from` meanwhile.
-        unsafe { ptr::copy_nonoverlapping::<u8>(source, target, from.len) };
+pub(crate) unsafe fn copy_host(to: Region, from: Region, deadline: Deadline) -> Result<()> {
+    in_pieces(to, from, deadline, &|_| (), |to, from| {
+        // SAFETY: as in `copy`.
+        unsafe { copy_piece(to, from) };
         Ok(())
     })
+}
+
+/// # Safety
+/// Both must be host memory of one length, allocated, with nobody else writing `from` or touching `to`.
+unsafe fn copy_piece(to: Region, from: Region) {
+    let (target, source) =
+        (ptr::with_exposed_provenance_mut(to.addr), ptr::with_exposed_provenance(from.addr));
+    // SAFETY: the caller promises it; they are apart from each other, since nobody writes `from` meanwhile.
+    unsafe { ptr::copy_nonoverlapping::<u8>(source, target, from.len) };
 }
 
 fn in_pieces(
@@ -194,12 +205,15 @@ mod tests {
         let target = Region::host(to.as_mut_ptr().expose_provenance(), to.len());
         let told = parking_lot::Mutex::new(Vec::new());
         let progress = |bytes| told.lock().push(bytes);
-        // SAFETY: two vectors of this test.
-        let late = unsafe { copy_host(target, source, Deadline::passed(), &progress) };
+        let copy = |to, from| {
+            // SAFETY: parts of two vectors of this test.
+            unsafe { copy_piece(to, from) };
+            Ok(())
+        };
+        let late = in_pieces(target, source, Deadline::passed(), &progress, copy);
         assert!(matches!(late, Err(Error::Timeout { .. })));
         assert_eq!((to[PIECE - 1], to[PIECE]), (7, 0));
-        // SAFETY: as above.
-        unsafe { copy_host(target, source, Deadline::NEVER, &progress) }.unwrap();
+        in_pieces(target, source, Deadline::NEVER, &progress, copy).unwrap();
         assert_eq!(to, from);
         let piece = PIECE as u64;
         assert_eq!(*told.lock(), [piece, piece, piece, 1]);

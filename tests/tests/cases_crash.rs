@@ -5,14 +5,14 @@ use std::{
     fs,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use backend_cpu::CpuDevice;
 use haulier::{Error, Options, Put, StoreClient, hal::DeviceExt};
 use haulier_tests::{
     actor,
-    process::{Daemon, Serve, wait_for},
+    process::{Daemon, PATIENCE, Serve, wait_for},
     world::{KIB, MIB, bytes, marked, seed_of},
 };
 use rustix::process::Signal;
@@ -102,14 +102,29 @@ fn the_daemon_lets_go_of_a_dead_client_whatever_it_had() {
     };
     let has = || (daemon.process.descriptors(), daemon.process.mappings());
     all();
-    // The first round may set things up that stay, such as arenas; what the others leave adds up.
+    // The first round may set things up that stay, such as arenas; what the others leave adds up, to one for each of
+    // them at least.
     let first = settled(has);
-    (0..10).for_each(|_| all());
-    wait_for("the daemon has no more than after one round", || {
-        let now = has();
-        (now.0 <= first.0 && now.1 <= first.1 + 4).then_some(())
-    });
+    (0..40).for_each(|_| all());
+    expect_no_more(&daemon, first, 40);
     assert_eq!(client.get("warm").unwrap(), bytes(1, 100_000));
+}
+
+/// The allocator maps a few areas more as threads come and go. What leaks maps one a client, and so more than one for
+/// each of so many.
+const STRAY: usize = 2;
+
+/// Waits until a daemon has as many descriptors as before, and hardly more mappings, for so many clients that are gone.
+fn expect_no_more(daemon: &Daemon, before: (usize, usize), clients: usize) {
+    let start = Instant::now();
+    loop {
+        let now = (daemon.process.descriptors(), daemon.process.mappings());
+        if now.0 <= before.0 && now.1 <= before.1 + clients / STRAY {
+            return;
+        }
+        assert!(start.elapsed() < PATIENCE, "(descriptors, mappings) were {before:?}, are {now:?}");
+        thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// What `ask` answers when it answers the same for a while.
@@ -232,15 +247,9 @@ fn a_thousand_clients_one_after_the_other_leave_nothing_on_either_side() {
         many.split(' ').map(|n| n.parse().unwrap_or_else(|_| panic!("{many}"))).collect();
     let [fds_before, fds_after, maps_before, maps_after] = counts[..] else { panic!("{many}") };
     assert_eq!(fds_after, fds_before, "descriptors of the client's process");
-    // The allocator and the threads' stacks may take a few for good.
-    assert!(
-        maps_after <= maps_before + 16,
-        "mappings of the client's process: {maps_before}, then {maps_after}"
-    );
-    wait_for("the daemon has no more than before", || {
-        let now = has();
-        (now.0 <= before.0 && now.1 <= before.1 + 4).then_some(())
-    });
+    let limit = maps_before + 1000 / STRAY;
+    assert!(maps_after <= limit, "mappings of the client's process: {maps_before}, then {maps_after}");
+    expect_no_more(&daemon, before, 1000);
 }
 
 /// The daemon's death is not the client's: views stay, and the next call finds the next daemon by itself.
@@ -289,8 +298,8 @@ fn a_client_outlives_its_daemon_and_finds_the_next_one() {
             }
             Err(e) => assert!(!client.exists("orphan").unwrap(), "{e}"),
         }
-        let source = client.device().buffer(70_000).unwrap();
-        source.allocation().write(0, &bytes(round, 70_000)).unwrap();
+        let mut source = client.device().buffer(70_000).unwrap();
+        source.allocation_mut().unwrap().write(0, &bytes(round, 70_000)).unwrap();
         assert_eq!(client.put("from device memory", &source).unwrap(), Put::Stored);
         assert_eq!(client.get("from device memory").unwrap(), bytes(round, 70_000));
     }

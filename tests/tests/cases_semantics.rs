@@ -307,10 +307,10 @@ fn a_source_overwritten_after_the_put_changes_nothing_stored(world: &World) {
         if len == 0 {
             continue;
         }
-        let buffer = client.device().buffer(len).unwrap();
-        buffer.allocation().write(0, &bytes(n as u64, len)).unwrap();
+        let mut buffer = client.device().buffer(len).unwrap();
+        buffer.allocation_mut().unwrap().write(0, &bytes(n as u64, len)).unwrap();
         client.put(&format!("buffer-{n}"), &buffer).unwrap();
-        buffer.allocation().write(0, &vec![0xAA; len]).unwrap();
+        buffer.allocation_mut().unwrap().write(0, &vec![0xAA; len]).unwrap();
         drop(buffer);
         assert_eq!(client.get(&format!("buffer-{n}")).unwrap(), bytes(n as u64, len));
     }

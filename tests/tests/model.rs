@@ -316,8 +316,8 @@ impl<'w> Run<'w> {
                 if upsert { client.upsert(key, none) } else { client.put(key, none) }
             }
             (From::Device, _) => {
-                let buffer = client.device().buffer(value.len()).unwrap();
-                buffer.allocation().write(0, value).unwrap();
+                let mut buffer = client.device().buffer(value.len()).unwrap();
+                buffer.allocation_mut().unwrap().write(0, value).unwrap();
                 if upsert { client.upsert(key, &buffer) } else { client.put(key, &buffer) }
             }
             (From::Pool, _) => client.alloc(value.len() as u64).and_then(|mut buffer| {
@@ -367,7 +367,7 @@ impl<'w> Run<'w> {
         let mut target = vec![0xEE; capacity];
         let verdict = if device && capacity > 0 {
             let mut buffer = client.device().buffer(capacity).unwrap();
-            buffer.allocation().write(0, &target).unwrap();
+            buffer.allocation_mut().unwrap().write(0, &target).unwrap();
             let verdict = client.get_into(key, &mut buffer);
             buffer.allocation().read(0, &mut target).unwrap();
             verdict

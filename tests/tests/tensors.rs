@@ -162,8 +162,8 @@ fn dtypes_survive_device_memory(world: &World) {
     let client = world.client();
     for dtype in [Dtype::BF16, Dtype::F8_E4M3, Dtype::F8_E5M2, Dtype::F32, Dtype::C64, Dtype::BOOL] {
         let bits = hard_bytes(256 * dtype.bitsize() / 8);
-        let source = client.device().buffer(bits.len()).unwrap();
-        source.allocation().write(0, &bits).unwrap();
+        let mut source = client.device().buffer(bits.len()).unwrap();
+        source.allocation_mut().unwrap().write(0, &bits).unwrap();
         let key = format!("{dtype}");
         client.put_tensor(&key, &TensorRef::new(dtype, &[16, 16], &source).unwrap()).unwrap();
         let mut target = client.device().buffer(bits.len()).unwrap();
@@ -282,8 +282,8 @@ fn strided_tensors_are_stored_by_their_logical_values(world: &World) {
     let client = world.client();
     for (dtype, size) in [(Dtype::U8, 1), (Dtype::BF16, 2), (Dtype::F32, 4), (Dtype::C64, 8)] {
         let storage = bytes(size as u64, 120 * size);
-        let buffer = client.device().buffer(120 * size).unwrap();
-        buffer.allocation().write(0, &storage).unwrap();
+        let mut buffer = client.device().buffer(120 * size).unwrap();
+        buffer.allocation_mut().unwrap().write(0, &storage).unwrap();
         let mut batch = Vec::new();
         for (name, shape, strides, offset) in STRIDED {
             let wanted = gather(size, shape, strides, offset, &storage);
@@ -322,7 +322,7 @@ fn a_strided_target_gets_its_logical_values_and_nothing_else_is_touched(world: &
         assert_eq!(storage, wanted, "{name}");
 
         let mut buffer: Buffer<CpuDevice> = client.device().buffer(480).unwrap();
-        buffer.allocation().write(0, &[0xEE; 480]).unwrap();
+        buffer.allocation_mut().unwrap().write(0, &[0xEE; 480]).unwrap();
         let target = TensorMut::strided(Dtype::F32, shape, strides, offset, &mut buffer).unwrap();
         client.get_tensor_into(name, target).unwrap();
         let mut storage = vec![0; 480];
@@ -689,8 +689,8 @@ fn contiguous_parts_of_device_memory_go_by_ipc() {
     let world = World::node(&Setup::mib(16));
     let client = world.client();
     let storage = bytes(2, 100 * 1000);
-    let buffer = client.device().buffer(storage.len()).unwrap();
-    buffer.allocation().write(0, &storage).unwrap();
+    let mut buffer = client.device().buffer(storage.len()).unwrap();
+    buffer.allocation_mut().unwrap().write(0, &storage).unwrap();
     let rows = TensorRef::strided(Dtype::U8, &[10, 1000], &[1000, 1], 5000, &buffer).unwrap();
     let before = counter(&client, "op=\"put\"", "path=\"ipc\"");
     assert_eq!(client.put_tensor("rows", &rows).unwrap(), Put::Stored);

@@ -81,8 +81,8 @@ impl Actor<'_> {
             // From memory of the device, which the daemon opens; it is kept.
             ["put-device", key, seed, len] => {
                 let value = marked(seed.parse()?, len.parse()?);
-                let buffer = CpuDevice::open()?.buffer(value.len())?;
-                buffer.allocation().write(0, &value)?;
+                let mut buffer = CpuDevice::open()?.buffer(value.len())?;
+                buffer.allocation_mut().unwrap().write(0, &value)?;
                 let verdict = self.client()?.put(key, &buffer)?;
                 self.sources.push(buffer);
                 Ok(format!("{verdict:?}"))

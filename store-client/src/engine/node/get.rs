@@ -129,7 +129,7 @@ impl<D: Device> GetCall<'_, D> {
         let _holds = Holds::new(connection, holds.collect());
         for (&i, taken) in slots.iter().zip(taken) {
             verdicts[i] = Some(match taken {
-                Ok(taken) => self.deliver(connection, self.slot(i).region(), taken)?,
+                Ok(taken) => self.deliver(connection, self.slot(i), taken)?,
                 Err(e) => Err(e),
             });
         }
@@ -140,9 +140,10 @@ impl<D: Device> GetCall<'_, D> {
     fn deliver(
         &self,
         connection: &Connection,
-        to: Region,
+        slot: &Slot<D>,
         taken: Taken,
     ) -> Result<Result<Description>, Fault> {
+        let to = slot.region();
         let mapping;
         let (from, meta) = match &taken {
             Taken::Inline { bytes, meta } => {
@@ -162,7 +163,7 @@ impl<D: Device> GetCall<'_, D> {
         let Ok(to) = to.part(0, from.len) else { return Ok(Err(Error::TooSmall { need: len })) };
         // SAFETY: a ready slot is allocated, and nobody touches it until the get has returned; the value is ours, or
         // mapped until the end of this function and held, so that nobody writes it.
-        let copied = unsafe { shm::copy(self.bound, to, from, self.deadline, self.progress) };
+        let copied = unsafe { shm::copy(self.bound, slot, to, from, self.deadline, self.progress) };
         Ok(copied.map(|()| Description { len, meta: meta.clone() }))
     }
 

@@ -173,22 +173,27 @@ impl<D: Device> PutCall<'_, D> {
     /// Stores one small value in one message.
     fn inline(&self, connection: &Connection, state: &mut State, i: usize) -> Result<(), Fault> {
         let (slot, why) = (self.slot(i), self.fallback(state, i));
-        let bytes = match self.bytes(slot) {
-            Ok(bytes) => bytes,
-            Err(e) => {
-                state.fail(&[i], &e);
-                return Ok(());
-            }
-        };
-        let request =
-            Request::PutInline { key: slot.key(), meta: slot.meta(), bytes: &bytes, mode: self.mode, why };
-        let outcome = connection.call(request, &[], self.deadline, |reply, _| match reply {
-            Reply::Put(verdict) => Ok(verdict),
-            _ => Err(astray()),
+        // Lent until the answer is there: the request borrows the bytes, and its deadline is the caller's own.
+        let outcome = slot.lend(|| {
+            let bytes = self.bytes(slot)?;
+            let request = Request::PutInline {
+                key: slot.key(),
+                meta: slot.meta(),
+                bytes: &bytes,
+                mode: self.mode,
+                why,
+            };
+            Ok(connection.call(request, &[], self.deadline, |reply, _| match reply {
+                Reply::Put(verdict) => Ok(verdict),
+                _ => Err(astray()),
+            }))
         });
-        let verdict = self.answered(state, &[i], outcome)?.and_then(|verdict| verdict);
+        let verdict = match outcome {
+            Ok(outcome) => self.answered(state, &[i], outcome)?.and_then(|verdict| verdict),
+            Err(e) => Err(e),
+        };
         if verdict.is_ok() {
-            (self.progress)(bytes.len() as u64);
+            (self.progress)(slot.region().len as u64);
         }
         state.verdicts[i] = Some(verdict);
         Ok(())
@@ -271,10 +276,10 @@ impl<D: Device> PutCall<'_, D> {
     }
 
     fn copy(&self, i: usize, grant: &Grant) -> Result<()> {
-        let from = self.slot(i).region();
+        let slot = self.slot(i);
         // SAFETY: a ready slot is allocated and nobody writes it until the put has returned; the grant's memory is mapped
         // while the grant lives, and this call alone uses it.
-        unsafe { shm::copy(self.bound, grant.region(), from, self.deadline, self.progress) }
+        unsafe { shm::copy(self.bound, slot, grant.region(), slot.region(), self.deadline, self.progress) }
     }
 
     fn commit(

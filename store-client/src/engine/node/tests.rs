@@ -13,7 +13,7 @@ use hal::{DeviceUuid, Workers};
 use super::*;
 use crate::{
     arrow::{Captured, Item},
-    payload::{Payload, Target},
+    payload::{Lease, Payload, Target},
     wire::{Answer, ArenaInfo, Described, Frame, Granted, Held, Socket, VERSION},
 };
 
@@ -180,7 +180,7 @@ fn send<R>(
     let device = CpuDevice::open().unwrap();
     let workers = Workers::start(device.clone(), 1).unwrap();
     let bound = device.bind_current().unwrap();
-    let planned = Captured::here(&bound, items).unwrap().plan(&bound, imports).unwrap();
+    let planned = Captured::here(&bound, items, Lease::default()).unwrap().plan(&bound, imports).unwrap();
     let ready = planned.check(&bound).unwrap().ready(&bound, &workers, soon()).unwrap();
     call(&bound, &ready)
 }
