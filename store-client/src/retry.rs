@@ -7,9 +7,9 @@ use hal::Deadline;
 
 use crate::error::{Error, Result};
 
-/// Whether the same call may succeed a moment later without anybody doing anything else.
-pub(crate) fn is_retryable(e: &Error) -> bool {
-    matches!(e, Error::ResourceExhausted { .. })
+/// Whether the same slot may succeed a moment later without anybody doing anything else.
+fn retry_helps<R>(verdict: &Result<R>) -> bool {
+    matches!(verdict, Err(Error::ResourceExhausted { .. }))
 }
 
 /// Runs `attempt` on the slots that are still to be done, given by index, until none is retryable or `deadline` leaves no
@@ -21,6 +21,9 @@ pub(crate) fn per_slot<R>(
 ) -> Vec<Result<R>> {
     let all: Vec<usize> = (0..slots).collect();
     let mut verdicts = attempt(&all);
+    if !verdicts.iter().any(retry_helps) {
+        return verdicts;
+    }
     let pauses = ExponentialBuilder::default()
         .with_min_delay(Duration::from_millis(1))
         .with_max_delay(Duration::from_millis(100))

@@ -16,6 +16,9 @@ use crate::{
 /// Between two pieces of a copy the deadline is looked at and progress is told.
 const PIECE: usize = 16 << 20;
 
+/// As [`PIECE`], for copies by the host. So long that `memcpy` streams past the caches as it does for the whole.
+const HOST_PIECE: usize = 256 << 20;
+
 /// What a mapping is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
@@ -107,7 +110,8 @@ pub(crate) unsafe fn copy<D: Device>(
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<()> {
     let by_host = (to.place, from.place) == (Place::Host, Place::Host);
-    in_pieces(to, from, deadline, progress, |to, from| {
+    let piece = if by_host { HOST_PIECE } else { PIECE };
+    in_pieces(piece, to, from, deadline, progress, |to, from| {
         slot.lend(|| {
             if by_host {
                 // SAFETY: these are parts of the caller's regions, about which it promises the same.
@@ -125,7 +129,7 @@ pub(crate) unsafe fn copy<D: Device>(
 /// # Safety
 /// As there, and both must be host memory.
 pub(crate) unsafe fn copy_host(to: Region, from: Region, deadline: Deadline) -> Result<()> {
-    in_pieces(to, from, deadline, &|_| (), |to, from| {
+    in_pieces(HOST_PIECE, to, from, deadline, &|_| (), |to, from| {
         // SAFETY: as in `copy`.
         unsafe { copy_piece(to, from) };
         Ok(())
@@ -142,6 +146,7 @@ unsafe fn copy_piece(to: Region, from: Region) {
 }
 
 fn in_pieces(
+    most: usize,
     to: Region,
     from: Region,
     deadline: Deadline,
@@ -153,7 +158,7 @@ fn in_pieces(
         if done > 0 && deadline.is_passed() {
             return Err(Error::Timeout { op: "copying the value".into() });
         }
-        let piece = PIECE.min(from.len - done);
+        let piece = most.min(from.len - done);
         copy(to.part(done, piece)?, from.part(done, piece)?)?;
         progress(piece as u64);
         done += piece;
@@ -210,10 +215,10 @@ mod tests {
             unsafe { copy_piece(to, from) };
             Ok(())
         };
-        let late = in_pieces(target, source, Deadline::passed(), &progress, copy);
+        let late = in_pieces(PIECE, target, source, Deadline::passed(), &progress, copy);
         assert!(matches!(late, Err(Error::Timeout { .. })));
         assert_eq!((to[PIECE - 1], to[PIECE]), (7, 0));
-        in_pieces(target, source, Deadline::NEVER, &progress, copy).unwrap();
+        in_pieces(PIECE, target, source, Deadline::NEVER, &progress, copy).unwrap();
         assert_eq!(to, from);
         let piece = PIECE as u64;
         assert_eq!(*told.lock(), [piece, piece, piece, 1]);
