@@ -31,8 +31,7 @@ pub(crate) fn per_slot<R>(
         .with_jitter()
         .build();
     for pause in pauses {
-        let again: Vec<usize> =
-            (0..verdicts.len()).filter(|&i| matches!(&verdicts[i], Err(e) if is_retryable(e))).collect();
+        let again: Vec<usize> = (0..verdicts.len()).filter(|&i| retry_helps(&verdicts[i])).collect();
         if again.is_empty() || deadline.left().is_some_and(|left| left <= pause) {
             break;
         }
