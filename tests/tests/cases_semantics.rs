@@ -6,7 +6,7 @@ use std::{
     process::Command,
     sync::{
         Barrier,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -20,7 +20,7 @@ use haulier::{
 use haulier_tests::{
     on_both_engines,
     process::Watchdog,
-    world::{KIB, MIB, Setup, World, bytes, marked, seed_of},
+    world::{KIB, MIB, Setup, World, bytes},
 };
 
 type Client = StoreClient<CpuDevice>;
@@ -63,7 +63,7 @@ on_both_engines! {
     a_source_overwritten_after_the_put_changes_nothing_stored: Setup::mib(64),
     namespaces_do_not_see_each_other: Setup::mib(16),
     a_full_namespace_evicts_nothing_of_another_one_beyond_its_quota: Setup::mib(16).quota("small", 4 * MIB),
-    upsert_is_atomic_for_readers: Setup::mib(64),
+    upsert_is_atomic_for_readers: Setup::mib(8),
     views_survive_remove_upsert_eviction_and_close: Setup::mib(24),
     allocated_memory_is_stored_or_goes_back: Setup::mib(16).no_evict(),
     a_buffer_of_another_client_is_refused_or_stored_whole: Setup::mib(16),
@@ -357,42 +357,48 @@ fn a_full_namespace_evicts_nothing_of_another_one_beyond_its_quota(world: &World
     assert_eq!(small.list("").unwrap(), of_small, "what can never fit must evict nothing");
 }
 
-/// A reader sees the old value or the new one, whole.
+/// A reader sees the old value or the new one, whole. The pool is small, so that what was replaced is soon written over.
 fn upsert_is_atomic_for_readers(world: &World) {
-    // The length tells which value it is, and the seed must be that of the length.
-    const LENS: [usize; 4] = [300_000, 70_000, 200, 5000];
+    const LENS: [usize; 5] = [700_000, 200, 699_999, 700_001, 5000];
+    let values = LENS.map(|len| bytes(len as u64, len));
     let whole = |value: &[u8]| {
-        let seed = seed_of(value).unwrap_or_else(|e| panic!("a mixed value: {e}"));
-        assert_eq!(LENS[seed as usize % LENS.len()], value.len(), "seed {seed}");
+        let known = values.iter().find(|known| known.len() == value.len());
+        assert!(known.is_some_and(|known| known == value), "{} bytes are mixed", value.len());
     };
     let writer = world.client();
-    writer.put("k", &marked(0, LENS[0])).unwrap();
-    let done = AtomicBool::new(false);
+    writer.put("k", &values[0]).unwrap();
+    let reading = AtomicUsize::new(2);
     thread::scope(|scope| {
-        let readers: Vec<_> = (0..2)
-            .map(|_| {
-                let (client, done) = (world.client(), &done);
-                scope.spawn(move || {
-                    let mut reads = 0;
-                    let mut buffer = vec![0; LENS[0]];
-                    while !done.load(Ordering::Relaxed) {
-                        whole(&client.view("k").unwrap());
-                        let len = client.get_into("k", &mut buffer).unwrap() as usize;
-                        whole(&buffer[..len]);
-                        client.batch_view(&["k", "k"]).into_iter().for_each(|view| whole(&view.unwrap()));
-                        reads += 1;
-                    }
-                    reads
-                })
-            })
-            .collect();
-        for seed in 1..400u64 {
-            let value = marked(seed, LENS[seed as usize % LENS.len()]);
-            assert_eq!(writer.upsert("k", &value).unwrap(), Put::Replaced);
+        for _ in 0..2 {
+            let client = world.client();
+            let (reading, whole) = (&reading, &whole);
+            scope.spawn(move || {
+                let _done = OnDrop(|| _ = reading.fetch_sub(1, Ordering::Relaxed));
+                let mut buffer = vec![0; 700_001];
+                for _ in 0..300 {
+                    let len = client.get_into("k", &mut buffer).unwrap() as usize;
+                    whole(&buffer[..len]);
+                    whole(&client.view("k").unwrap());
+                    client.batch_view(&["k", "k"]).into_iter().for_each(|view| whole(&view.unwrap()));
+                }
+            });
         }
-        done.store(true, Ordering::Relaxed);
-        assert!(readers.into_iter().map(|reader| reader.join().unwrap()).sum::<u64>() > 0);
+        for value in values.iter().cycle() {
+            if reading.load(Ordering::Relaxed) == 0 {
+                break;
+            }
+            assert_eq!(writer.upsert("k", value).unwrap(), Put::Replaced);
+        }
     });
+}
+
+/// Does something when it goes out of scope, by a panic too.
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
 }
 
 /// Readers hold by reference: bytes under a view stay what they were.
