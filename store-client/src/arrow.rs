@@ -6,7 +6,7 @@
 //!  2 plan      export IPC handle, or choose staging            a worker is always Bound to the client's device;
 //!  3 check     captured device == device of allocation         it never asks what is "current"
 //!  4 ready     synchronise each (device, stream) once
-//!  5 send      only a Ready batch can be sent        ───────▶  engine: in-process | node daemon | Mooncake
+//!  5 send      only a Ready batch can be sent        ───────▶  engine: in-process | node daemon
 //! ```
 //!
 //! `get_into` runs the same steps for its destination: the receiver must not overwrite memory that queued work still
@@ -109,7 +109,7 @@ impl<D: Device> Captured<D> {
                     }
                 }
             };
-            let lease = matches!(item.span.origin, Origin::Slice).then(|| self.lease.clone());
+            let lease = (region.place == Place::Host).then(|| self.lease.clone());
             slots.push(Slot { item, region, route, lease });
         }
         let handles = exports.into_iter().map(|(.., handle)| handle).collect();
@@ -185,7 +185,7 @@ pub struct Slot<D: Device> {
     item: Item<D>,
     region: Region,
     route: Route,
-    /// For a Rust slice.
+    /// For host memory.
     lease: Option<Lease>,
 }
 
@@ -281,8 +281,8 @@ impl<D: Device> Slot<D> {
         self.region
     }
 
-    /// Runs `work`, which touches the region's bytes; refused where the memory's owner has it back. Not for driver calls,
-    /// which may hang: device memory has no such owner.
+    /// Runs `work`, which touches the region's bytes; refused where the call has returned and the memory's owner has it
+    /// back. Only host memory is lent: driver calls may hang, and who waits for the lease to end would hang with them.
     pub(crate) fn lend<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
         match &self.lease {
             Some(lease) => lease.during(work),

@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    marker::PhantomData,
     path::Path,
     process,
     sync::{
@@ -11,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use hal::{Bound, Deadline, Device, DeviceExt, Place, Region, Workers};
+use hal::{Bound, Deadline, Device, DeviceExt, Keep, Place, Region, Workers};
 
 use crate::{
     arrow::{Item, Ready, Slot},
@@ -106,10 +107,7 @@ impl<D: Device> StoreClient<D> {
         Self::over(device, Box::new(engine), options)
     }
 
-    /// Opens a client over an engine of your own.
-    ///
-    /// *Errors*: [`Error::Device`] where a worker cannot be bound.
-    pub fn over(device: D, engine: Box<dyn Engine<D>>, options: Options) -> Result<Self> {
+    fn over(device: D, engine: Box<dyn Engine<D>>, options: Options) -> Result<Self> {
         let workers = Workers::start(device, options.workers)?;
         let inner = Inner { engine, workers, opened_in: process::id(), closed: AtomicBool::new(false) };
         Ok(StoreClient { inner: Arc::new(inner), deadline: options.deadline, progress: None })
@@ -298,13 +296,17 @@ impl<D: Device> StoreClient<D> {
         }
     }
 
-    /// Registers a region for DMA until the guard is dropped, which must happen before the memory is freed. Calls on
-    /// registered memory need no registration of their own; calls on other memory work too.
+    /// Registers a region for DMA until the guard is dropped, which borrows it. Calls on registered memory need no
+    /// registration of their own; calls on other memory work too.
     ///
     /// *Errors*: [`Error::Device`] with the device's answer, [`Error::StreamCapturing`], [`Error::Timeout`].
-    pub fn register_buffer<'a>(&self, region: impl Into<Payload<'a, D>>) -> Result<D::Registration> {
+    pub fn register_buffer<'a>(&self, region: impl Into<Payload<'a, D>>) -> Result<Registered<'a, D>> {
         self.open()?;
         let span = region.into().span;
+        let keep = match &span.origin {
+            Origin::Buffer(keep) => Some(keep.clone()),
+            Origin::Slice | Origin::Raw => None,
+        };
         let named = hal::named_stream(self.device());
         let register = move |bound: &Bound<'_, D>| {
             let region = match span.origin {
@@ -316,13 +318,12 @@ impl<D: Device> StoreClient<D> {
         };
         // The call may hang, so it runs where it can be left behind; the caller's stream, which may be under capture,
         // goes along.
-        self.inner
-            .workers
-            .run(Deadline::after(self.deadline), "register", move |bound| match named {
+        let guard =
+            self.inner.workers.run(Deadline::after(self.deadline), "register", move |bound| match named {
                 Some(stream) => bound.device().with_stream(stream, || register(bound)),
                 None => register(bound),
-            })
-            .map_err(Error::from)
+            })?;
+        Ok(Registered { _guard: guard, _keep: keep, _borrow: PhantomData })
     }
 
     /// How the store is doing.
@@ -554,11 +555,22 @@ impl<D: Device> StoreClient<D> {
         let done = AtomicU64::new(0);
         move |more| {
             if let Some(report) = &report {
-                let done = done.fetch_add(more, Ordering::Relaxed) + more;
+                // What is tried again was told before.
+                let done = (done.fetch_add(more, Ordering::Relaxed) + more).min(total);
                 report(Progress { done, total });
             }
         }
     }
+}
+
+/// A region that is registered for DMA until this is dropped.
+#[derive(Debug)]
+#[must_use = "dropping it deregisters"]
+pub struct Registered<'a, D: Device> {
+    // Dropped in this order: deregistered before the memory may be freed.
+    _guard: D::Registration,
+    _keep: Option<Keep<D>>,
+    _borrow: PhantomData<&'a ()>,
 }
 
 impl<D: Device> fmt::Debug for StoreClient<D> {

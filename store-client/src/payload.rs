@@ -22,20 +22,21 @@ pub(crate) enum Origin<D: Device> {
     /// A Rust slice: host memory, and the borrow says that nothing else writes it.
     Slice,
     /// Kept alive by the call, also when the call gives up before the driver does.
-    Buffer(#[expect(dead_code, reason = "held so that the memory stays, never read")] Keep<D>),
+    Buffer(Keep<D>),
     /// A raw address; the driver tells where it lives.
     Raw,
 }
 
-/// For how long the slices of a call may be touched: until the call returns to their owner.
+/// For how long the host memory of a call may be touched: until the call returns to its owner.
 ///
-/// Work that was left behind because its caller gave up may go on later, when the slice is freed. So each piece of a copy
-/// asks first, and a caller that returns waits for the piece in progress: one `memcpy`, never a driver call.
+/// Work that was left behind because its caller gave up may go on later, when the memory is freed. So each piece of a copy
+/// asks first, and a caller that returns waits for the piece in progress: a `memcpy` of bounded size, or a small request
+/// that ends by the caller's own deadline; never a driver call.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Lease(Arc<RwLock<bool>>);
 
 impl Lease {
-    /// Runs `work`, which touches slices, unless their owner has them back.
+    /// Runs `work`, which touches the memory, unless its owner has it back.
     pub(crate) fn during<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
         let over = self.0.read();
         if *over {

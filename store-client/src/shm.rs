@@ -43,7 +43,8 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps the first `len` bytes of a descriptor that the daemon has sent.
     ///
-    /// *Errors*: [`Error::Protocol`] where the file is shorter, since touching what it does not have would be a fault;
+    /// *Errors*: [`Error::Protocol`] where the file is shorter or could become so, since touching what it does not have
+    /// would be a fault;
     /// [`Error::Os`] where the kernel refuses.
     pub(crate) fn new(file: BorrowedFd<'_>, len: u64, access: Access) -> Result<Self> {
         let stat = rustix::fs::fstat(file).map_err(|e| os("looking at an arena", e))?;
@@ -52,6 +53,11 @@ impl Mapping {
             let reason = format!("an arena of {len} bytes came as a file of {}", stat.st_size);
             return Err(Error::Protocol { reason });
         };
+        // Else the file could be cut under the mapping, which turns a touch into SIGBUS.
+        let seals = rustix::fs::fcntl_get_seals(file).map_err(|e| os("looking at an arena", e))?;
+        if !seals.contains(rustix::fs::SealFlags::SHRINK) {
+            return Err(Error::Protocol { reason: "an arena came that is not sealed".into() });
+        }
         let protection = match access {
             Access::Read => ProtFlags::READ,
             Access::Write => ProtFlags::READ | ProtFlags::WRITE,
@@ -177,8 +183,10 @@ mod tests {
     use super::*;
 
     fn file(len: u64) -> OwnedFd {
-        let file = rustix::fs::memfd_create("shm-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("shm-test", flags).unwrap();
         rustix::fs::ftruncate(&file, len).unwrap();
+        rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
         file
     }
 
@@ -190,6 +198,14 @@ mod tests {
             assert!(matches!(refused, Err(Error::Protocol { .. })), "{len}");
         }
         assert!(Mapping::new(file.as_fd(), 8192, Access::Read).is_ok());
+    }
+
+    #[test]
+    fn a_file_that_could_be_cut_is_refused() {
+        let file = rustix::fs::memfd_create("shm-test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&file, 8192).unwrap();
+        let refused = Mapping::new(file.as_fd(), 8192, Access::Read);
+        assert!(matches!(refused, Err(Error::Protocol { .. })));
     }
 
     #[test]

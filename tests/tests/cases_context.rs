@@ -314,7 +314,7 @@ fn memory_and_registrations_are_given_back_on_their_own_device() {
     let client = rig.client(1);
     for other in [None, Some(0)] {
         let buffer = filled(client.device(), &[5; 4096]);
-        let registered = client.register_buffer(&buffer).unwrap();
+        let registered = client.device().bind_current().unwrap().register(buffer.region()).unwrap();
         let drop_both = move || {
             drop(registered);
             drop(buffer);

@@ -97,8 +97,8 @@ impl<'a, D: Device> TensorRef<'a, D> {
         };
         let mut shape = self.spec.shape.clone();
         shape[dim] = len;
-        // An empty part starts nowhere; any other starts at an element of this tensor, so this cannot overflow.
-        let offset = if len == 0 { 0 } else { offset.wrapping_add_signed(start as i64 * strides[dim]) };
+        // Wraps only where the tensor is empty, and then no element is looked for.
+        let offset = offset.wrapping_add_signed((start as i64).wrapping_mul(strides[dim]));
         Self::strided(self.spec.dtype, &shape, &strides, offset, self.storage.clone())?.shard(shard)
     }
 }
@@ -277,8 +277,8 @@ impl<D: Device> StoreClient<D> {
 
     /// Fills `target` with the tensor, which must have the same dtype and shape.
     ///
-    /// *Errors*: [`Error::InvalidTensor`] where they differ, and `target` stays as it was; [`Error::NonContiguous`] for a
-    /// strided target outside of host memory.
+    /// *Errors*: [`Error::InvalidTensor`] where they differ, and `target` stays as it was (unless the tensor was replaced by
+    /// another one during the call); [`Error::NonContiguous`] for a strided target outside of host memory.
     pub fn get_tensor_into(&self, key: &str, target: TensorMut<'_, D>) -> Result<()> {
         let TensorMut { spec, storage, layout } = target;
         let same = |found: &TensorSpec| {

@@ -39,9 +39,12 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// The first element along `dim` and how many there are.
+    /// The first element along `dim` and how many there are; none beyond the last rank.
     pub fn range(&self) -> (u64, u64) {
-        let (world, rank) = (u64::from(self.world.max(1)), u64::from(self.rank));
+        if self.rank >= self.world {
+            return (self.full, 0);
+        }
+        let (world, rank) = (u64::from(self.world), u64::from(self.rank));
         let (each, more) = (self.full / world, self.full % world);
         (rank * each + rank.min(more), each + u64::from(rank < more))
     }

@@ -2,9 +2,9 @@
 
 use std::{cell::RefCell, path::PathBuf};
 
-use backend_cpu::strict::{MachineOwner, StrictDevice, StrictRegistration};
+use backend_cpu::strict::{MachineOwner, StrictDevice};
 use hal::{Buffer, Device, DeviceUuid, LogicalId};
-use haulier::{Error, Options, StoreClient};
+use haulier::{Error, Options, Registered, StoreClient};
 use haulier_tests::{
     peer::{self, Link},
     rig::{filled, machine},
@@ -81,8 +81,8 @@ thread_local! {
 /// What an application may still hold at its end.
 #[allow(dead_code, reason = "held only to be dropped")]
 struct Kept {
-    registered: StrictRegistration,
-    buffer: Buffer<StrictDevice>,
+    registered: Registered<'static, StrictDevice>,
+    buffer: &'static Buffer<StrictDevice>,
     client: StoreClient<StrictDevice>,
     machine: MachineOwner,
 }
@@ -91,12 +91,13 @@ struct Kept {
 fn exits(link: &Link) {
     let (machine, client) = open(link);
     let _: DeviceUuid = client.device().identity().uuid;
-    let buffer = filled(client.device(), &[1; 4096]);
-    let registered = client.register_buffer(&buffer).expect("it registers");
-    client.put("k", &buffer).expect("it puts");
+    // As a static of the program has it: never freed.
+    let buffer: &'static Buffer<StrictDevice> = Box::leak(Box::new(filled(client.device(), &[1; 4096])));
+    let registered = client.register_buffer(buffer).expect("it registers");
+    client.put("k", buffer).expect("it puts");
     machine.shut_down();
     // Calls made this late answer, too.
-    let late = client.put("late", &buffer);
+    let late = client.put("late", buffer);
     let unloaded = |e: &Error| match e {
         Error::Device(e) => e.kind() == hal::Kind::ShutDown,
         Error::NotSent { cause } => matches!(&**cause, Error::Device(e) if e.kind() == hal::Kind::ShutDown),

@@ -136,6 +136,14 @@ impl Connection {
             io::ErrorKind::InvalidInput => Error::InvalidArgument { what: e.to_string() },
             _ => unreachable(origin, e.to_string()),
         })?;
+        // In a shared directory somebody else could have been first.
+        let (server, user) =
+            (socket.peer().map_err(|e| unreachable(origin, e.to_string()))?.uid, rustix::process::geteuid());
+        if server != user.as_raw() {
+            let reason =
+                format!("it is served by user {server}, not by {}; use a private directory", user.as_raw());
+            return Err(unreachable(origin, reason));
+        }
         Self::over(socket, origin, deadline).map_err(|fault| fault.into_error(OP, origin))
     }
 
@@ -373,8 +381,10 @@ impl Connection {
 
     /// The arena for reading, where it is mapped: the client's own are, and the copy out of one needs no second mapping.
     pub(super) fn for_copy(&self, arena: u64, deadline: Deadline) -> Result<Arc<Mapping>, Fault> {
-        match self.writable.read().get(&arena) {
-            Some(mapping) => Ok(Arc::clone(mapping)),
+        // Not in the match: its guard would be held during the request, whose answer may have to add an arena.
+        let own = self.writable.read().get(&arena).cloned();
+        match own {
+            Some(mapping) => Ok(mapping),
             None => self.for_view(arena, deadline),
         }
     }

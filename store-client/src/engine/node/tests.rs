@@ -32,8 +32,10 @@ fn origin() -> Arc<Origin> {
 }
 
 fn arena() -> OwnedFd {
-    let file = rustix::fs::memfd_create("engine-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("engine-test", flags).unwrap();
     rustix::fs::ftruncate(&file, ARENA).unwrap();
+    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
     file
 }
 
