@@ -79,7 +79,7 @@ impl CpuAllocation {
     /// Copies bytes in, from `offset` on.
     ///
     /// *Errors*: [`Kind::InvalidRange`].
-    pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
+    pub fn write(&mut self, offset: usize, from: &[u8]) -> Result<()> {
         self.mapping
             .write(offset, from)
             .ok_or_else(|| outside("write", offset, from.len(), self.mapping.len()))

@@ -130,7 +130,7 @@ pub trait DeviceExt: Device {
         stream::with_stream(self, stream, work)
     }
 
-    /// New device memory as a shared [`Buffer`].
+    /// New device memory as a [`Buffer`].
     ///
     /// *Errors*: as [`Device::bind_current`] and [`Device::allocate`].
     fn buffer(&self, len: usize) -> Result<Buffer<Self>> {
@@ -140,12 +140,12 @@ pub trait DeviceExt: Device {
 
 impl<D: Device> DeviceExt for D {}
 
-/// Shared ownership of device memory. A call that may outlive its caller's patience keeps a clone.
+/// Device memory with one owner, as a `Vec` is of host memory: who has `&mut` to it has it alone.
 #[derive(Debug)]
 pub struct Buffer<D: Device>(Arc<D::Allocation>);
 
 impl<D: Device> Buffer<D> {
-    /// Shares `allocation`.
+    /// Owns `allocation`.
     pub fn new(allocation: D::Allocation) -> Self {
         Buffer(Arc::new(allocation))
     }
@@ -159,10 +159,24 @@ impl<D: Device> Buffer<D> {
     pub fn allocation(&self) -> &D::Allocation {
         &self.0
     }
+
+    /// The allocation itself, alone; `None` while a [`Keep`] of it lives: a call that gave up may still be at it.
+    pub fn allocation_mut(&mut self) -> Option<&mut D::Allocation> {
+        Arc::get_mut(&mut self.0)
+    }
+
+    /// What keeps the memory allocated, for a call that may outlive its caller's patience.
+    pub fn keep(&self) -> Keep<D> {
+        Keep(Arc::clone(&self.0))
+    }
 }
 
-impl<D: Device> Clone for Buffer<D> {
+/// Keeps a [`Buffer`]'s memory allocated and gives no access to it.
+#[derive(Debug)]
+pub struct Keep<D: Device>(Arc<D::Allocation>);
+
+impl<D: Device> Clone for Keep<D> {
     fn clone(&self) -> Self {
-        Buffer(Arc::clone(&self.0))
+        Keep(Arc::clone(&self.0))
     }
 }

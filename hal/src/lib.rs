@@ -31,7 +31,7 @@ mod workers;
 pub use bound::Bound;
 pub use caps::Caps;
 pub use deadline::Deadline;
-pub use device::{Buffer, Device, DeviceExt};
+pub use device::{Buffer, Device, DeviceExt, Keep};
 pub use error::{Error, Kind, Result};
 pub use identity::{DeviceUuid, Identity, LogicalId, PhysicalId};
 pub use ipc::{DESCRIPTORS_MAX, Export, Exported, IpcHandle, NotExportable, OPAQUE_MAX, Token};

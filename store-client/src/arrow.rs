@@ -6,7 +6,7 @@
 //!  2 plan      export IPC handle, or choose staging            a worker is always Bound to the client's device;
 //!  3 check     captured device == device of allocation         it never asks what is "current"
 //!  4 ready     synchronise each (device, stream) once
-//!  5 send      only a Ready batch can be sent        ───────▶  engine: in-process | node daemon | Mooncake
+//!  5 send      only a Ready batch can be sent        ───────▶  engine: in-process | node daemon
 //! ```
 //!
 //! `get_into` runs the same steps for its destination: the receiver must not overwrite memory that queued work still
@@ -19,7 +19,7 @@ use hal::{Bound, Deadline, Device, DeviceUuid, Export, IpcHandle, Kind, Located,
 
 use crate::{
     error::{Error, Result},
-    payload::{Order, Origin, Span},
+    payload::{Lease, Order, Origin, Span},
     wire::{Fallback, Path},
 };
 
@@ -37,11 +37,12 @@ pub struct Captured<D: Device> {
     device: DeviceUuid,
     slots: Vec<(Item<D>, Located)>,
     streams: Vec<D::Stream>,
+    lease: Lease,
 }
 
 impl<D: Device> Captured<D> {
     /// Step 1, on the thread whose current stream counts.
-    pub(crate) fn here(bound: &Bound<'_, D>, items: Vec<Item<D>>) -> Result<Self> {
+    pub(crate) fn here(bound: &Bound<'_, D>, items: Vec<Item<D>>, lease: Lease) -> Result<Self> {
         let device = bound.device().identity().uuid;
         let mut streams: Vec<D::Stream> = Vec::new();
         let mut slots = Vec::with_capacity(items.len());
@@ -50,7 +51,9 @@ impl<D: Device> Captured<D> {
                 Origin::Slice => {
                     Located { region: Region::host(item.span.addr, item.span.len), allocation: None }
                 }
-                _ if item.span.len == 0 => Located { region: Region::host(item.span.addr, 0), allocation: None },
+                _ if item.span.len == 0 => {
+                    Located { region: Region::host(item.span.addr, 0), allocation: None }
+                }
                 _ => bound.locate(item.span.addr, item.span.len)?,
             };
             let current;
@@ -69,7 +72,7 @@ impl<D: Device> Captured<D> {
             }
             slots.push((item, located));
         }
-        Ok(Captured { device, slots, streams })
+        Ok(Captured { device, slots, streams, lease })
     }
 
     /// Step 2. `imports` says whether the engine opens memory of this device. Regions of one allocation share a handle.
@@ -106,7 +109,8 @@ impl<D: Device> Captured<D> {
                     }
                 }
             };
-            slots.push(Slot { item, region, route });
+            let lease = (region.place == Place::Host).then(|| self.lease.clone());
+            slots.push(Slot { item, region, route, lease });
         }
         let handles = exports.into_iter().map(|(.., handle)| handle).collect();
         Ok(Planned { device: self.device, slots, handles, streams: self.streams })
@@ -181,6 +185,8 @@ pub struct Slot<D: Device> {
     item: Item<D>,
     region: Region,
     route: Route,
+    /// For host memory.
+    lease: Option<Lease>,
 }
 
 /// How a slot's bytes travel.
@@ -211,11 +217,15 @@ impl<D: Device> Ready<D> {
     pub(crate) fn make(
         bound: &Bound<'_, D>,
         items: Vec<Item<D>>,
+        lease: Lease,
         imports: bool,
         workers: &Workers<D>,
         deadline: Deadline,
     ) -> Result<Self> {
-        Captured::here(bound, items)?.plan(bound, imports)?.check(bound)?.ready(bound, workers, deadline)
+        Captured::here(bound, items, lease)?
+            .plan(bound, imports)?
+            .check(bound)?
+            .ready(bound, workers, deadline)
     }
 
     /// The batch's slots, in input order.
@@ -230,9 +240,7 @@ impl<D: Device> Ready<D> {
 
     /// Whether sending makes driver calls, which may hang, on memory of the device.
     pub(crate) fn needs_driver(&self) -> bool {
-        self.slots
-            .iter()
-            .any(|s| matches!((s.region.place, s.route), (Place::Device(_), Route::Staging(_))))
+        self.slots.iter().any(|s| matches!((s.region.place, s.route), (Place::Device(_), Route::Staging(_))))
     }
 
     /// The slots at these indices alone, still ready.
@@ -240,15 +248,17 @@ impl<D: Device> Ready<D> {
         let slots = indices
             .iter()
             .map(|&i| {
-                let Slot { item, region, route } = &self.slots[i];
-                Slot { item: item.clone(), region: *region, route: *route }
+                let Slot { item, region, route, lease } = &self.slots[i];
+                Slot { item: item.clone(), region: *region, route: *route, lease: lease.clone() }
             })
             .collect();
         let mut handles = Vec::with_capacity(self.handles.len());
         for Handle { handle, descriptors } in &self.handles {
-            let descriptors = descriptors.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>().map_err(|e| {
-                Error::ResourceExhausted { what: format!("descriptors ({e})") }
-            })?;
+            let descriptors = descriptors
+                .iter()
+                .map(OwnedFd::try_clone)
+                .collect::<Result<_, _>>()
+                .map_err(|e| Error::ResourceExhausted { what: format!("descriptors ({e})") })?;
             handles.push(Handle { handle: handle.clone(), descriptors });
         }
         Ok(Ready { slots, handles })
@@ -269,6 +279,15 @@ impl<D: Device> Slot<D> {
     /// The memory to read, or to fill.
     pub fn region(&self) -> Region {
         self.region
+    }
+
+    /// Runs `work`, which touches the region's bytes; refused where the call has returned and the memory's owner has it
+    /// back. Only host memory is lent: driver calls may hang, and who waits for the lease to end would hang with them.
+    pub(crate) fn lend<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
+        match &self.lease {
+            Some(lease) => lease.during(work),
+            None => work(),
+        }
     }
 
     /// How the bytes travel.

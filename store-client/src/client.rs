@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    marker::PhantomData,
     path::Path,
     process,
     sync::{
@@ -11,13 +12,13 @@ use std::{
     time::Duration,
 };
 
-use hal::{Bound, Deadline, Device, Place, Workers};
+use hal::{Bound, Deadline, Device, DeviceExt, Keep, Place, Region, Workers};
 
 use crate::{
     arrow::{Item, Ready, Slot},
     engine::{Description, Engine, PoolBuffer, View, in_process::InProcessEngine, node::NodeEngine},
     error::{Error, Result},
-    payload::{Payload, Span, Target, check_key},
+    payload::{Lease, Origin, Payload, Span, Target, check_key},
     retry,
     store::{META_MAX, Mode, Put, Stat, Store},
 };
@@ -106,10 +107,7 @@ impl<D: Device> StoreClient<D> {
         Self::over(device, Box::new(engine), options)
     }
 
-    /// Opens a client over an engine of your own.
-    ///
-    /// *Errors*: [`Error::Device`] where a worker cannot be bound.
-    pub fn over(device: D, engine: Box<dyn Engine<D>>, options: Options) -> Result<Self> {
+    fn over(device: D, engine: Box<dyn Engine<D>>, options: Options) -> Result<Self> {
         let workers = Workers::start(device, options.workers)?;
         let inner = Inner { engine, workers, opened_in: process::id(), closed: AtomicBool::new(false) };
         Ok(StoreClient { inner: Arc::new(inner), deadline: options.deadline, progress: None })
@@ -152,7 +150,10 @@ impl<D: Device> StoreClient<D> {
 
     /// [`upsert`](Self::upsert) for many values. Each replaces atomically; the batch as a whole does not.
     pub fn batch_upsert(&self, items: Vec<(&str, Payload<'_, D>)>) -> Vec<Result<Put>> {
-        self.store(items.into_iter().map(|(key, payload)| (key, &[][..], payload.span)).collect(), Mode::Upsert)
+        self.store(
+            items.into_iter().map(|(key, payload)| (key, &[][..], payload.span)).collect(),
+            Mode::Upsert,
+        )
     }
 
     /// Fills `target` with the value and answers its length; the rest of `target` stays as it was.
@@ -254,7 +255,9 @@ impl<D: Device> StoreClient<D> {
     /// *Errors*: [`Error::InvalidArgument`] for an empty prefix: that is [`clear`](Self::clear).
     pub fn remove_by_prefix(&self, prefix: &str) -> Result<u64> {
         if prefix.is_empty() {
-            return Err(Error::InvalidArgument { what: "an empty prefix means everything: use clear".into() });
+            return Err(Error::InvalidArgument {
+                what: "an empty prefix means everything: use clear".into(),
+            });
         }
         self.open()?;
         self.inner.engine.remove_by_prefix(prefix, Deadline::after(self.deadline))
@@ -293,20 +296,34 @@ impl<D: Device> StoreClient<D> {
         }
     }
 
-    /// Registers a region for DMA until the guard is dropped, which must happen before the memory is freed. Calls on
-    /// registered memory need no registration of their own; calls on other memory work too.
+    /// Registers a region for DMA until the guard is dropped, which borrows it. Calls on registered memory need no
+    /// registration of their own; calls on other memory work too.
     ///
-    /// *Errors*: [`Error::NotSent`] with the device's answer.
-    pub fn register_buffer<'a>(&self, region: impl Into<Payload<'a, D>>) -> Result<D::Registration> {
+    /// *Errors*: [`Error::Device`] with the device's answer, [`Error::StreamCapturing`], [`Error::Timeout`].
+    pub fn register_buffer<'a>(&self, region: impl Into<Payload<'a, D>>) -> Result<Registered<'a, D>> {
         self.open()?;
         let span = region.into().span;
-        self.inner
-            .workers
-            .bound(Deadline::after(self.deadline), "register", move |bound| {
-                let located = bound.locate(span.addr, span.len)?;
-                bound.register(located.region)
-            })
-            .map_err(Error::from)
+        let keep = match &span.origin {
+            Origin::Buffer(keep) => Some(keep.clone()),
+            Origin::Slice | Origin::Raw => None,
+        };
+        let named = hal::named_stream(self.device());
+        let register = move |bound: &Bound<'_, D>| {
+            let region = match span.origin {
+                // Known to be the host's; not every driver says so of memory that it did not allocate.
+                Origin::Slice => Region::host(span.addr, span.len),
+                Origin::Buffer(_) | Origin::Raw => bound.locate(span.addr, span.len)?.region,
+            };
+            bound.register(region)
+        };
+        // The call may hang, so it runs where it can be left behind; the caller's stream, which may be under capture,
+        // goes along.
+        let guard =
+            self.inner.workers.run(Deadline::after(self.deadline), "register", move |bound| match named {
+                Some(stream) => bound.device().with_stream(stream, || register(bound)),
+                None => register(bound),
+            })?;
+        Ok(Registered { _guard: guard, _keep: keep, _borrow: PhantomData })
     }
 
     /// How the store is doing.
@@ -387,13 +404,7 @@ impl<D: Device> StoreClient<D> {
         &self,
         op: &'static str,
         items: Vec<Result<Item<D>>>,
-        call: impl Fn(
-            &dyn Engine<D>,
-            &Bound<'_, D>,
-            &Ready<D>,
-            Deadline,
-            &(dyn Fn(u64) + Sync),
-        ) -> Vec<Result<R>>
+        call: impl Fn(&dyn Engine<D>, &Bound<'_, D>, &Ready<D>, Deadline, &(dyn Fn(u64) + Sync)) -> Vec<Result<R>>
         + Send
         + Sync
         + 'static,
@@ -431,13 +442,7 @@ impl<D: Device> StoreClient<D> {
         &self,
         op: &'static str,
         items: Vec<Item<D>>,
-        call: impl Fn(
-            &dyn Engine<D>,
-            &Bound<'_, D>,
-            &Ready<D>,
-            Deadline,
-            &(dyn Fn(u64) + Sync),
-        ) -> Vec<Result<R>>
+        call: impl Fn(&dyn Engine<D>, &Bound<'_, D>, &Ready<D>, Deadline, &(dyn Fn(u64) + Sync)) -> Vec<Result<R>>
         + Send
         + Sync
         + 'static,
@@ -445,11 +450,14 @@ impl<D: Device> StoreClient<D> {
         let deadline = Deadline::after(self.deadline);
         let inner = Arc::clone(&self.inner);
         let report = self.reporter(&items);
+        let lease = Lease::default();
+        let _end = lease.ends_here();
         self.inner.workers.bound(deadline, op, move |bound| {
-            let ready = match Ready::make(bound, items, inner.engine.imports(), &inner.workers, deadline) {
-                Ok(ready) => ready,
-                Err(cause) => return Ok(Err(cause)),
-            };
+            let ready =
+                match Ready::make(bound, items, lease, inner.engine.imports(), &inner.workers, deadline) {
+                    Ok(ready) => ready,
+                    Err(cause) => return Ok(Err(cause)),
+                };
             let slots = ready.slots().len();
             let needs_driver = ready.needs_driver();
             let send = {
@@ -488,9 +496,13 @@ impl<D: Device> StoreClient<D> {
         let deadline = Deadline::after(self.deadline);
         let inner = Arc::clone(&self.inner);
         let item = Item { key: String::new(), meta: Vec::new(), span };
+        let lease = Lease::default();
+        let _end = lease.ends_here();
         let sent = self.inner.workers.bound(deadline, op, move |bound| {
-            Ok(Ready::make(bound, vec![item], false, &inner.workers, deadline).map(|ready| {
-                ready.slots().first().filter(|slot| slot.region().place == Place::Host).map(work)
+            let ready = Ready::make(bound, vec![item], lease, false, &inner.workers, deadline);
+            Ok(ready.and_then(|ready| {
+                let slot = ready.slots().first().filter(|slot| slot.region().place == Place::Host);
+                slot.map(|slot| slot.lend(|| Ok(work(slot)))).transpose()
             }))
         });
         match sent.map_err(Error::from).flatten() {
@@ -543,11 +555,22 @@ impl<D: Device> StoreClient<D> {
         let done = AtomicU64::new(0);
         move |more| {
             if let Some(report) = &report {
-                let done = done.fetch_add(more, Ordering::Relaxed) + more;
+                // What is tried again was told before.
+                let done = (done.fetch_add(more, Ordering::Relaxed) + more).min(total);
                 report(Progress { done, total });
             }
         }
     }
+}
+
+/// A region that is registered for DMA until this is dropped.
+#[derive(Debug)]
+#[must_use = "dropping it deregisters"]
+pub struct Registered<'a, D: Device> {
+    // Dropped in this order: deregistered before the memory may be freed.
+    _guard: D::Registration,
+    _keep: Option<Keep<D>>,
+    _borrow: PhantomData<&'a ()>,
 }
 
 impl<D: Device> fmt::Debug for StoreClient<D> {

@@ -5,8 +5,8 @@
 use std::os::fd::OwnedFd;
 
 use hal::{
-    Bound, Caps, Deadline, Device, Error, Export, Identity, IpcHandle, Kind, Located, Memory, Presence, Region,
-    Result,
+    Bound, Caps, Deadline, Device, Error, Export, Identity, IpcHandle, Kind, Located, Memory, Presence,
+    Region, Result,
 };
 
 /// Declares the enum over the devices, and its dispatch: each arm is the same call on the device inside.

@@ -131,7 +131,9 @@ pub enum Error {
     },
     /// The daemon went away after it was sent a value and before it answered. A put that is not an upsert is not sent
     /// again then, unless the daemon has restarted and its memory is gone.
-    #[error("the node daemon went away before it answered ({reason}); whether the value was stored is not known")]
+    #[error(
+        "the node daemon went away before it answered ({reason}); whether the value was stored is not known"
+    )]
     Disconnected {
         /// How it showed.
         reason: String,

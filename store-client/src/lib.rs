@@ -1,4 +1,19 @@
 //! Haulier hauls tensors between accelerator memory and a key-value store.
+//!
+//! [`StoreClient`] is where to begin. It is generic over the device whose memory it hauls and works on one of two
+//! [`Engine`]s: a store inside the process, or the node daemon of this host.
+//!
+//! What makes it different is the [`arrow`]: a thread without the device's context cannot touch its memory, and a payload
+//! cannot be sent before the work that writes it is done. Both hold by type, on every path.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`arrow`] | the five steps from the caller's memory to the engine |
+//! | [`store`] | the bytes and the index: pool, arenas, namespaces, eviction |
+//! | [`node`] | the daemon: one process per host that owns the memory |
+//! | [`devices`] | the backends that are compiled in |
+//! | [`hal`] | the device contract |
+#![cfg_attr(doctest, doc = include_str!("../../README.md"))]
 
 pub mod arrow;
 mod client;
@@ -13,7 +28,7 @@ pub mod store;
 mod tensor;
 mod wire;
 
-pub use client::{Options, Progress, StoreClient};
+pub use client::{Options, Progress, Registered, StoreClient};
 pub use devices::AnyDevice;
 pub use engine::{Description, Engine, PoolBuffer, View};
 pub use error::{Error, Result};

@@ -1,8 +1,10 @@
 //! What a put reads and a get fills: borrowed memory, and the streams that it must wait for.
 
-use std::{fmt::Debug, marker::PhantomData};
+use std::{fmt::Debug, marker::PhantomData, sync::Arc};
 
-use hal::{Buffer, Device};
+use hal::{Buffer, Device, Keep};
+
+use parking_lot::RwLock;
 
 use crate::error::{Error, Result};
 
@@ -20,9 +22,39 @@ pub(crate) enum Origin<D: Device> {
     /// A Rust slice: host memory, and the borrow says that nothing else writes it.
     Slice,
     /// Kept alive by the call, also when the call gives up before the driver does.
-    Buffer(#[expect(dead_code, reason = "held so that the memory stays, never read")] Buffer<D>),
+    Buffer(Keep<D>),
     /// A raw address; the driver tells where it lives.
     Raw,
+}
+
+/// For how long the host memory of a call may be touched: until the call returns to its owner.
+///
+/// Work that was left behind because its caller gave up may go on later, when the memory is freed. So each piece of a copy
+/// asks first, and a caller that returns waits for the piece in progress: a `memcpy` of bounded size, or a small request
+/// that ends by the caller's own deadline; never a driver call.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Lease(Arc<RwLock<bool>>);
+
+impl Lease {
+    /// Runs `work`, which touches the memory, unless its owner has it back.
+    pub(crate) fn during<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
+        let over = self.0.read();
+        if *over {
+            return Err(Error::Timeout { op: "a copy whose caller has given up".into() });
+        }
+        work()
+    }
+
+    /// Ends the lease when the guard is dropped, also while unwinding.
+    pub(crate) fn ends_here(&self) -> impl Drop + use<> {
+        struct End(Lease);
+        impl Drop for End {
+            fn drop(&mut self) {
+                *self.0.0.write() = true;
+            }
+        }
+        End(self.clone())
+    }
 }
 
 /// Which queued work the call waits for.
@@ -62,7 +94,7 @@ macro_rules! span_type {
             /// *Errors*: [`Error::Device`] with `InvalidRange` where that leaves the buffer.
             pub fn part(buffer: $buffer, offset: usize, len: usize) -> Result<Self> {
                 let region = buffer.region().part(offset, len)?;
-                Ok(Self::new(region.addr, region.len, Origin::Buffer(buffer.clone()), Order::Current))
+                Ok(Self::new(region.addr, region.len, Origin::Buffer(buffer.keep()), Order::Current))
             }
 
             /// Waits for work queued on these streams, instead of on the calling thread's current one.
@@ -134,7 +166,7 @@ impl<'a, D: Device> From<&'a Vec<u8>> for Payload<'a, D> {
 impl<'a, D: Device> From<&'a Buffer<D>> for Payload<'a, D> {
     fn from(buffer: &'a Buffer<D>) -> Self {
         let region = buffer.region();
-        Payload::new(region.addr, region.len, Origin::Buffer(buffer.clone()), Order::Current)
+        Payload::new(region.addr, region.len, Origin::Buffer(buffer.keep()), Order::Current)
     }
 }
 
@@ -153,7 +185,7 @@ impl<'a, D: Device> From<&'a mut Vec<u8>> for Target<'a, D> {
 impl<'a, D: Device> From<&'a mut Buffer<D>> for Target<'a, D> {
     fn from(buffer: &'a mut Buffer<D>) -> Self {
         let region = buffer.region();
-        Target::new(region.addr, region.len, Origin::Buffer(buffer.clone()), Order::Current)
+        Target::new(region.addr, region.len, Origin::Buffer(buffer.keep()), Order::Current)
     }
 }
 

@@ -7,9 +7,9 @@ use hal::Deadline;
 
 use crate::error::{Error, Result};
 
-/// Whether the same call may succeed a moment later without anybody doing anything else.
-pub(crate) fn is_retryable(e: &Error) -> bool {
-    matches!(e, Error::ResourceExhausted { .. })
+/// Whether the same slot may succeed a moment later without anybody doing anything else.
+fn retry_helps<R>(verdict: &Result<R>) -> bool {
+    matches!(verdict, Err(Error::ResourceExhausted { .. }))
 }
 
 /// Runs `attempt` on the slots that are still to be done, given by index, until none is retryable or `deadline` leaves no
@@ -21,6 +21,9 @@ pub(crate) fn per_slot<R>(
 ) -> Vec<Result<R>> {
     let all: Vec<usize> = (0..slots).collect();
     let mut verdicts = attempt(&all);
+    if !verdicts.iter().any(retry_helps) {
+        return verdicts;
+    }
     let pauses = ExponentialBuilder::default()
         .with_min_delay(Duration::from_millis(1))
         .with_max_delay(Duration::from_millis(100))
@@ -28,9 +31,7 @@ pub(crate) fn per_slot<R>(
         .with_jitter()
         .build();
     for pause in pauses {
-        let again: Vec<usize> = (0..verdicts.len())
-            .filter(|&i| matches!(&verdicts[i], Err(e) if is_retryable(e)))
-            .collect();
+        let again: Vec<usize> = (0..verdicts.len()).filter(|&i| retry_helps(&verdicts[i])).collect();
         if again.is_empty() || deadline.left().is_some_and(|left| left <= pause) {
             break;
         }
@@ -72,7 +73,8 @@ mod tests {
 
     #[test]
     fn the_deadline_ends_the_retries_with_the_last_verdict() {
-        let verdicts = per_slot(1, Deadline::after(Duration::from_millis(20)), |_| vec![Err::<(), _>(busy())]);
+        let verdicts =
+            per_slot(1, Deadline::after(Duration::from_millis(20)), |_| vec![Err::<(), _>(busy())]);
         assert!(matches!(verdicts[..], [Err(Error::ResourceExhausted { .. })]));
     }
 }

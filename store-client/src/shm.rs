@@ -8,10 +8,16 @@ use std::{
 use hal::{Bound, Deadline, Device, Place, Region};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::error::{Error, Result};
+use crate::{
+    arrow::Slot,
+    error::{Error, Result},
+};
 
 /// Between two pieces of a copy the deadline is looked at and progress is told.
 const PIECE: usize = 16 << 20;
+
+/// As [`PIECE`], for copies by the host. So long that `memcpy` streams past the caches as it does for the whole.
+const HOST_PIECE: usize = 256 << 20;
 
 /// What a mapping is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +43,8 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps the first `len` bytes of a descriptor that the daemon has sent.
     ///
-    /// *Errors*: [`Error::Protocol`] where the file is shorter, since touching what it does not have would be a fault;
+    /// *Errors*: [`Error::Protocol`] where the file is shorter or could become so, since touching what it does not have
+    /// would be a fault;
     /// [`Error::Os`] where the kernel refuses.
     pub(crate) fn new(file: BorrowedFd<'_>, len: u64, access: Access) -> Result<Self> {
         let stat = rustix::fs::fstat(file).map_err(|e| os("looking at an arena", e))?;
@@ -46,6 +53,11 @@ impl Mapping {
             let reason = format!("an arena of {len} bytes came as a file of {}", stat.st_size);
             return Err(Error::Protocol { reason });
         };
+        // Else the file could be cut under the mapping, which turns a touch into SIGBUS.
+        let seals = rustix::fs::fcntl_get_seals(file).map_err(|e| os("looking at an arena", e))?;
+        if !seals.contains(rustix::fs::SealFlags::SHRINK) {
+            return Err(Error::Protocol { reason: "an arena came that is not sealed".into() });
+        }
         let protection = match access {
             Access::Read => ProtFlags::READ,
             Access::Write => ProtFlags::READ | ProtFlags::WRITE,
@@ -54,7 +66,8 @@ impl Mapping {
         // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
         let base = unsafe { rustix::mm::mmap(ptr::null_mut(), size, protection, flags, file, 0) }
             .map_err(|e| os("mapping an arena", e))?;
-        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| os("mapping an arena", rustix::io::Errno::INVAL))?;
+        let base = NonNull::new(base.cast::<u8>())
+            .ok_or_else(|| os("mapping an arena", rustix::io::Errno::INVAL))?;
         // Regions are plain addresses, and what they lead to is accessed through them.
         base.as_ptr().expose_provenance();
         Ok(Mapping { base, len: size })
@@ -70,7 +83,10 @@ impl Mapping {
                 Ok(Region::host(self.base.as_ptr().addr() + offset as usize, len as usize))
             }
             _ => Err(Error::Protocol {
-                reason: format!("offset {offset} with length {len} is outside of an arena of {} bytes", self.len),
+                reason: format!(
+                    "offset {offset} with length {len} is outside of an arena of {} bytes",
+                    self.len
+                ),
             }),
         }
     }
@@ -84,7 +100,8 @@ impl Drop for Mapping {
     }
 }
 
-/// Copies `from` to `to`, regions of one length, by the host where both are host memory, else by the device.
+/// Copies `from` to `to`, regions of one length of which one is the slot's, by the host where both are host memory, else
+/// by the device.
 ///
 /// *Errors*: [`Error::Timeout`] between two pieces, [`Error::Device`] with what the device said.
 ///
@@ -92,40 +109,50 @@ impl Drop for Mapping {
 /// Both regions must be allocated for the whole call, and nobody may write `from` or touch `to` meanwhile.
 pub(crate) unsafe fn copy<D: Device>(
     bound: &Bound<'_, D>,
+    slot: &Slot<D>,
     to: Region,
     from: Region,
     deadline: Deadline,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<()> {
-    if (to.place, from.place) == (Place::Host, Place::Host) {
-        // SAFETY: the caller promises it.
-        return unsafe { copy_host(to, from, deadline, progress) };
-    }
-    in_pieces(to, from, deadline, progress, |to, from| {
-        // SAFETY: these are parts of the caller's regions, about which it promises the same.
-        unsafe { bound.copy(to, from) }.map_err(Error::from)
+    let by_host = (to.place, from.place) == (Place::Host, Place::Host);
+    let piece = if by_host { HOST_PIECE } else { PIECE };
+    in_pieces(piece, to, from, deadline, progress, |to, from| {
+        slot.lend(|| {
+            if by_host {
+                // SAFETY: these are parts of the caller's regions, about which it promises the same.
+                unsafe { copy_piece(to, from) };
+                return Ok(());
+            }
+            // SAFETY: as above.
+            unsafe { bound.copy(to, from) }.map_err(Error::from)
+        })
     })
 }
 
-/// As [`copy`], for two regions of host memory.
+/// As [`copy`], for two regions of host memory that belong to no slot.
 ///
 /// # Safety
 /// As there, and both must be host memory.
-pub(crate) unsafe fn copy_host(
-    to: Region,
-    from: Region,
-    deadline: Deadline,
-    progress: &(dyn Fn(u64) + Sync),
-) -> Result<()> {
-    in_pieces(to, from, deadline, progress, |to, from| {
-        let (target, source) = (ptr::with_exposed_provenance_mut(to.addr), ptr::with_exposed_provenance(from.addr));
-        // SAFETY: both are allocated, of one length, and apart from each other, since nobody writes `from` meanwhile.
-        unsafe { ptr::copy_nonoverlapping::<u8>(source, target, from.len) };
+pub(crate) unsafe fn copy_host(to: Region, from: Region, deadline: Deadline) -> Result<()> {
+    in_pieces(HOST_PIECE, to, from, deadline, &|_| (), |to, from| {
+        // SAFETY: as in `copy`.
+        unsafe { copy_piece(to, from) };
         Ok(())
     })
 }
 
+/// # Safety
+/// Both must be host memory of one length, allocated, with nobody else writing `from` or touching `to`.
+unsafe fn copy_piece(to: Region, from: Region) {
+    let (target, source) =
+        (ptr::with_exposed_provenance_mut(to.addr), ptr::with_exposed_provenance(from.addr));
+    // SAFETY: the caller promises it; they are apart from each other, since nobody writes `from` meanwhile.
+    unsafe { ptr::copy_nonoverlapping::<u8>(source, target, from.len) };
+}
+
 fn in_pieces(
+    most: usize,
     to: Region,
     from: Region,
     deadline: Deadline,
@@ -137,7 +164,7 @@ fn in_pieces(
         if done > 0 && deadline.is_passed() {
             return Err(Error::Timeout { op: "copying the value".into() });
         }
-        let piece = PIECE.min(from.len - done);
+        let piece = most.min(from.len - done);
         copy(to.part(done, piece)?, from.part(done, piece)?)?;
         progress(piece as u64);
         done += piece;
@@ -156,8 +183,10 @@ mod tests {
     use super::*;
 
     fn file(len: u64) -> OwnedFd {
-        let file = rustix::fs::memfd_create("shm-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("shm-test", flags).unwrap();
         rustix::fs::ftruncate(&file, len).unwrap();
+        rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
         file
     }
 
@@ -169,6 +198,14 @@ mod tests {
             assert!(matches!(refused, Err(Error::Protocol { .. })), "{len}");
         }
         assert!(Mapping::new(file.as_fd(), 8192, Access::Read).is_ok());
+    }
+
+    #[test]
+    fn a_file_that_could_be_cut_is_refused() {
+        let file = rustix::fs::memfd_create("shm-test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&file, 8192).unwrap();
+        let refused = Mapping::new(file.as_fd(), 8192, Access::Read);
+        assert!(matches!(refused, Err(Error::Protocol { .. })));
     }
 
     #[test]
@@ -189,12 +226,15 @@ mod tests {
         let target = Region::host(to.as_mut_ptr().expose_provenance(), to.len());
         let told = parking_lot::Mutex::new(Vec::new());
         let progress = |bytes| told.lock().push(bytes);
-        // SAFETY: two vectors of this test.
-        let late = unsafe { copy_host(target, source, Deadline::passed(), &progress) };
+        let copy = |to, from| {
+            // SAFETY: parts of two vectors of this test.
+            unsafe { copy_piece(to, from) };
+            Ok(())
+        };
+        let late = in_pieces(PIECE, target, source, Deadline::passed(), &progress, copy);
         assert!(matches!(late, Err(Error::Timeout { .. })));
         assert_eq!((to[PIECE - 1], to[PIECE]), (7, 0));
-        // SAFETY: as above.
-        unsafe { copy_host(target, source, Deadline::NEVER, &progress) }.unwrap();
+        in_pieces(PIECE, target, source, Deadline::NEVER, &progress, copy).unwrap();
         assert_eq!(to, from);
         let piece = PIECE as u64;
         assert_eq!(*told.lock(), [piece, piece, piece, 1]);

@@ -112,7 +112,9 @@ impl Fixture<CpuDevice> for CpuFixture {
         let fill = move || {
             if !over.load(Ordering::SeqCst) {
                 // SAFETY: a case keeps memory until what it queued on it is done, or fails and drops the fixture.
-                unsafe { ptr::write_bytes(ptr::with_exposed_provenance_mut::<u8>(region.addr), byte, region.len) }
+                unsafe {
+                    ptr::write_bytes(ptr::with_exposed_provenance_mut::<u8>(region.addr), byte, region.len)
+                }
             }
         };
         self.device.enqueue(stream, fill).expect("the stream is there");
@@ -304,7 +306,8 @@ impl Fixture<StrictDevice> for StrictFixture {
     }
 
     fn queue_fill(&self, stream: StrictStream, region: Region, byte: u8) {
-        self.bound(|machine| machine.fill(stream.raw(), region.addr, region.len, byte)).expect("it is queued");
+        self.bound(|machine| machine.fill(stream.raw(), region.addr, region.len, byte))
+            .expect("it is queued");
     }
 
     fn queue_failure(&self, stream: StrictStream) {
@@ -344,7 +347,8 @@ impl Fixture<StrictDevice> for StrictFixture {
     }
 
     fn begin_capture(&self, stream: StrictStream) {
-        self.bound(|machine| machine.begin_capture(stream.raw(), CaptureMode::Global)).expect("it is captured");
+        self.bound(|machine| machine.begin_capture(stream.raw(), CaptureMode::Global))
+            .expect("it is captured");
     }
 
     fn end_capture(&self, stream: StrictStream) -> bool {

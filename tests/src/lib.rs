@@ -1,8 +1,9 @@
-//! Placeholder.
+//! What the tests of the workspace are made of: the conformance suite, rigs, real processes.
 
-pub mod process;
-pub mod world;
 pub mod backends;
 pub mod conformance;
 pub mod fixture;
 pub mod peer;
+pub mod process;
+pub mod rig;
+pub mod world;

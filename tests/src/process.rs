@@ -73,12 +73,12 @@ fn build() -> Result<PathBuf, String> {
         return Err(format!("cargo build: {}", built.status));
     }
     let messages = String::from_utf8_lossy(&built.stdout);
-    let executable = messages.lines().filter_map(|line| {
+    let mut executables = messages.lines().filter_map(|line| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
         let ours = message["target"]["name"] == "haulier";
         Some(PathBuf::from(message["executable"].as_str().filter(|_| ours)?))
     });
-    executable.last().ok_or_else(|| "cargo build names no executable".into())
+    executables.next_back().ok_or_else(|| "cargo build names no executable".into())
 }
 
 /// Says loudly that a test could not run here. With `HAULIER_NO_SKIP` set that is a failure.
@@ -278,9 +278,7 @@ fn socket_inodes(id: u32) -> Vec<String> {
     let links = fs::read_dir(format!("/proc/{id}/fd")).into_iter().flatten().flatten();
     links
         .filter_map(|link| fs::read_link(link.path()).ok())
-        .filter_map(|target| {
-            target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']').map(str::to_owned)
-        })
+        .filter_map(|target| target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']').map(str::to_owned))
         .collect()
 }
 
@@ -385,7 +383,8 @@ impl Serve {
             command = Command::new(public);
             command.uid(user).gid(user);
         }
-        let stderr = File::options().create(true).append(true).open(&log).expect("a log in a private directory");
+        let stderr =
+            File::options().create(true).append(true).open(&log).expect("a log in a private directory");
         if let Some(user) = self.user {
             std::os::unix::fs::chown(&log, Some(user), Some(user)).expect("root may give files away");
         }
@@ -401,7 +400,8 @@ impl Serve {
         if let Some(tweak) = self.tweak {
             tweak(&mut command);
         }
-        let mut process = Process::spawn(&mut command).map_err(|e| Ended { status: None, said: e.to_string() })?;
+        let mut process =
+            Process::spawn(&mut command).map_err(|e| Ended { status: None, said: e.to_string() })?;
         let mut stdout = BufReader::new(process.child.stdout.take().expect("stdout is piped"));
         let mut ready = String::new();
         // A line when it serves, the pipe's end when it does not.
@@ -411,7 +411,8 @@ impl Serve {
             let status = process.wait();
             return Err(Ended { status: Some(status), said: said() });
         }
-        let ready = serde_json::from_str(&ready).unwrap_or_else(|e| panic!("serve --json says {ready:?}: {e}"));
+        let ready =
+            serde_json::from_str(&ready).unwrap_or_else(|e| panic!("serve --json says {ready:?}: {e}"));
         Ok(Daemon { process, socket, log, ready, place, _stdout: stdout })
     }
 }
@@ -437,7 +438,9 @@ impl fmt::Display for Ended {
 /// Where none can be made.
 pub fn private_dir() -> Arc<TempDir> {
     // Short: the path of a socket has 107 bytes at most.
-    Arc::new(tempfile::Builder::new().prefix("hlr-").tempdir().expect("a private directory"))
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("hlr-").permissions(fs::Permissions::from_mode(0o700));
+    Arc::new(builder.tempdir().expect("a private directory"))
 }
 
 /// A node daemon that serves.
@@ -483,7 +486,8 @@ impl Daemon {
     /// # Panics
     /// Where it cannot connect.
     pub fn client_with(&self, options: Options) -> StoreClient<CpuDevice> {
-        connect(&self.socket, options).unwrap_or_else(|e| panic!("connecting to the daemon: {e}\n{}", self.log()))
+        connect(&self.socket, options)
+            .unwrap_or_else(|e| panic!("connecting to the daemon: {e}\n{}", self.log()))
     }
 
     /// Kills it, and starts another one in its place.
@@ -496,7 +500,9 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if thread::panicking() {
-            let _ = writeln!(io::stderr(), "--- log of the daemon at {}\n{}", self.socket.display(), self.log());
+            let state = self.process.ended().map_or("still runs".into(), |status| format!("ended: {status}"));
+            let (socket, log) = (self.socket.display(), self.log());
+            let _ = writeln!(io::stderr(), "--- the daemon at {socket} {state}\n{log}");
         }
     }
 }
@@ -579,7 +585,8 @@ impl Actor {
     }
 }
 
-/// Starts an [`Actor`](crate::process::Actor) as a client of the daemon at this socket. For integration tests, which are told where it lies.
+/// Starts an [`Actor`](crate::process::Actor) as a client of the daemon at this socket. For integration tests, which are
+/// told where it lies.
 #[macro_export]
 macro_rules! actor {
     ($socket:expr) => {

@@ -102,19 +102,18 @@ impl World {
     }
 }
 
-/// Each test runs twice: over a store in this process, and over a daemon.
+/// Each of these functions is a test twice: over a store in this process, and over a daemon.
 ///
 /// ```ignore
 /// on_both_engines! {
-///     /// What it shows.
-///     fn name(world: Setup::mib(64)) { ... }
+///     what_it_shows: Setup::mib(64),
 /// }
+///
+/// fn what_it_shows(world: &World) { ... }
 /// ```
 #[macro_export]
 macro_rules! on_both_engines {
-    ($($(#[$doc:meta])* fn $name:ident($world:ident: $setup:expr) $body:block)*) => {
-        $($(#[$doc])* fn $name($world: &$crate::world::World) $body)*
-
+    ($($name:ident: $setup:expr,)*) => {
         mod in_process {
             #[allow(unused_imports)]
             use super::*;

@@ -6,6 +6,7 @@ use std::{
     ffi::OsString,
     fs::{self, File},
     io,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{
@@ -19,6 +20,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, de::DeserializeOwned};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use tempfile::TempDir;
 
 use super::{
     exit::{Exit, Failure, Result},
@@ -46,6 +48,18 @@ impl Interrupts {
     pub(crate) fn check(&self) -> Result<()> {
         if self.0.load(Ordering::Relaxed) { Err(Failure::interrupted()) } else { Ok(()) }
     }
+
+    /// The real reason of a failure: Ctrl-C on a terminal ends children too, which may be noticed first.
+    pub(crate) fn explain(&self, failure: Failure) -> Failure {
+        self.check().err().unwrap_or(failure)
+    }
+}
+
+/// A temporary directory that is nobody else's: a node serves in no other.
+pub(crate) fn private_dir(prefix: &str) -> Result<TempDir> {
+    let private = fs::Permissions::from_mode(0o700);
+    let dir = tempfile::Builder::new().prefix(prefix).permissions(private).tempdir();
+    dir.map_err(|e| Failure::system("making a private directory", e))
 }
 
 /// A command that runs this same binary.

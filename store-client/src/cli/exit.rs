@@ -77,7 +77,7 @@ impl Failure {
 
     /// Says what the failure is about.
     pub(crate) fn about(mut self, what: impl fmt::Display) -> Self {
-        self.message = format!("{what}: {}", self.message);
+        self.message = format!("{}: {}", output::plain(&what.to_string()), self.message);
         self
     }
 

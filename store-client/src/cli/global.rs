@@ -14,13 +14,14 @@ use super::{
 const SOCKET_VAR: &str = "HAULIER_SOCKET";
 
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Options of every command")]
 pub(crate) struct Global {
     /// The node's socket [default: $HAULIER_SOCKET, else a private one of this user]
     #[arg(long, global = true, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 
     /// The namespace to work in; keys of other ones are invisible
-    #[arg(long, global = true, value_name = "NAME", default_value = "")]
+    #[arg(long, global = true, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub(crate) namespace: String,
 
     /// Print results and errors as JSON

@@ -1,6 +1,6 @@
 //! `haulier ls`: what is stored.
 
-use haulier::{AnyDevice, Error, StoreClient};
+use haulier::{Error, TensorSpec};
 use serde::Serialize;
 
 use super::{
@@ -28,22 +28,23 @@ struct Entry {
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
     let client = global.connect()?;
-    let mut entries = Vec::new();
-    for (key, bytes) in client.list(&args.prefix)? {
-        entries.extend(entry(&client, key, bytes)?);
-    }
+    let listed = client.list(&args.prefix)?;
+    let keys: Vec<&str> = listed.iter().map(|(key, _)| key.as_str()).collect();
+    let specs = client.batch_tensor_spec(&keys);
+    let entries = listed.iter().zip(specs).map(|((key, bytes), spec)| entry(key, *bytes, spec));
+    let entries: Vec<Entry> = entries.filter_map(Result::transpose).collect::<Result<_>>()?;
     global.output().show(&entries, || text(&entries))
 }
 
 /// None for a value that has gone since it was listed.
-fn entry(client: &StoreClient<AnyDevice>, key: String, bytes: u64) -> Result<Option<Entry>> {
-    let (dtype, shape) = match client.tensor_spec(&key) {
+fn entry(key: &str, bytes: u64, spec: haulier::Result<TensorSpec>) -> Result<Option<Entry>> {
+    let (dtype, shape) = match spec {
         Ok(spec) => (Some(spec.dtype.to_string()), Some(spec.shape)),
         Err(Error::InvalidTensor { .. }) => (None, None),
         Err(Error::NotFound) => return Ok(None),
         Err(e) => return Err(Failure::from(e).about(key)),
     };
-    Ok(Some(Entry { key, bytes, dtype, shape }))
+    Ok(Some(Entry { key: key.to_owned(), bytes, dtype, shape }))
 }
 
 fn text(entries: &[Entry]) -> String {
@@ -53,7 +54,7 @@ fn text(entries: &[Entry]) -> String {
     let mut table = output::table(&["KEY", "DTYPE", "SHAPE", ">BYTES"]);
     for entry in entries {
         table.add_row([
-            entry.key.clone(),
+            output::plain(&entry.key),
             entry.dtype.clone().unwrap_or_else(|| "-".into()),
             entry.shape.as_deref().map_or_else(|| "-".into(), shape),
             output::size(entry.bytes),

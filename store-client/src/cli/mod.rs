@@ -64,7 +64,10 @@ enum Command {
 pub(crate) fn main() -> ExitCode {
     let (outcome, json) = match Cli::try_parse() {
         Ok(cli) => (run(&cli), cli.global.json),
-        Err(e) => (refuse(&e), std::env::args().any(|arg| arg == "--json")),
+        Err(e) => {
+            let json = std::env::args().any(|arg| arg == "--json");
+            (wanted_text(&e).and_then(|text| output::write(text.as_bytes())), json)
+        }
     };
     let exit = match outcome {
         Ok(()) => Exit::Ok,
@@ -95,14 +98,14 @@ fn run(cli: &Cli) -> Result<()> {
     }
 }
 
-/// What clap has to say: help and versions are results, everything else is a failure.
-fn refuse(e: &clap::Error) -> Result<()> {
+/// What clap has to say instead of a command: help and versions are results, everything else is a failure.
+fn wanted_text(e: &clap::Error) -> Result<String> {
     match e.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => output::write(e.to_string().as_bytes()),
-        _ => {
-            let text = e.to_string();
-            Err(Failure::usage(text.trim_start_matches("error: ").trim_end()))
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(e.to_string()),
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            Err(Failure::usage(format!("a command is missing\n\n{e}")))
         }
+        _ => Err(Failure::usage(e.to_string().trim_start_matches("error: ").trim_end())),
     }
 }
 
@@ -123,8 +126,8 @@ mod tests {
         for args in
             [&["nonsense"][..], &["serve", "--pool", "big"], &["put"], &["--timeout", "-1", "stat"], &[]]
         {
-            assert_eq!(refuse(&parse(args)).unwrap_err().exit, Exit::Usage, "{args:?}");
+            assert_eq!(wanted_text(&parse(args)).unwrap_err().exit, Exit::Usage, "{args:?}");
         }
-        assert!(refuse(&parse(&["--help"])).is_ok());
+        assert!(wanted_text(&parse(&["--help"])).unwrap().contains("Exit codes:"));
     }
 }

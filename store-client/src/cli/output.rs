@@ -104,6 +104,12 @@ pub(crate) fn rate(bytes: u64, seconds: f64) -> f64 {
     if seconds > 0.0 { bytes as f64 / seconds / 1e9 } else { 0.0 }
 }
 
+/// A name that anybody may have chosen, without what would move a terminal's cursor or break a line.
+pub(crate) fn plain(name: &str) -> String {
+    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    name.chars().map(escape).collect()
+}
+
 /// `1 tensor`, `2 tensors`.
 pub(crate) fn count(n: u64, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
@@ -127,6 +133,11 @@ mod tests {
                 "a long key with spaces  12345"
             ]
         );
+    }
+
+    #[test]
+    fn names_cannot_move_the_cursor() {
+        assert_eq!(plain("a\nb\x1b[2J \u{e9}"), "a\\nb\\u{1b}[2J \u{e9}");
     }
 
     #[test]

@@ -145,7 +145,7 @@ fn text(summary: &Summary) -> String {
         text += &format!("\n{path}");
     }
     for failed in &summary.failed {
-        text += &format!("\n{}: {}", failed.key, failed.message);
+        text += &format!("\n{}: {}", output::plain(&failed.key), failed.message);
     }
     text
 }

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use haulier::{
     AnyDevice, devices,
     hal::Device,
-    node::{Node, NodeConfig},
+    node::{self, Node, NodeConfig},
     store::{Config, Pages, Store},
 };
 use serde::Serialize;
@@ -92,6 +92,7 @@ struct Ready<'n> {
 pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
     let devices = devices(&args.backends)?;
     let backends = names(&devices);
+    node::check_socket(&global.socket())?;
     let store = reserve(args)?;
     let stat = store.stat();
     let node = Node::start(NodeConfig {

@@ -1,4 +1,4 @@
-//! What holds the bytes. One trait, three engines: in-process, node, Mooncake.
+//! What holds the bytes. One trait, two engines: in-process and node.
 //!
 //! An engine gets only [`Ready`] batches: nothing that queued work still writes or reads reaches it. It answers one
 //! verdict per slot, in input order, and one bad slot never fails the others.
@@ -102,6 +102,9 @@ pub trait Engine<D: Device>: Send + Sync + Debug {
 
 /// A read-only mapping of a stored value. The bytes stay valid and unchanged while it lives: after the value is removed,
 /// replaced or evicted, after the client is closed, and after the daemon is gone.
+///
+/// Through the node it trusts the other processes of this user: whoever wrote the value gave its memory up when it was
+/// committed, but the kernel does not keep a hostile process of the same user from writing what it once had mapped.
 pub struct View {
     ptr: *const u8,
     len: usize,

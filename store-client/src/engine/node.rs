@@ -3,15 +3,7 @@
 //! A call uses the current connection. Where the daemon has gone, the next attempt of the same call connects again and
 //! repeats what can be repeated; views and buffers of the old connection keep what they refer to.
 
-use std::{
-    collections::HashSet,
-    fmt,
-    path::Path as FilePath,
-    slice,
-    sync::Arc,
-    thread,
-    time::Duration,
-};
+use std::{collections::HashSet, fmt, path::Path as FilePath, slice, sync::Arc, thread, time::Duration};
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use hal::{Bound, Deadline, Device, DeviceUuid, Kind, Region};
@@ -166,20 +158,20 @@ impl NodeEngine {
     }
 
     /// Tells once for each reason that payloads go by staging, and what made them.
-    fn warn_once(&self, why: Fallback, key: &str, cause: &dyn fmt::Display) {
+    fn warn_once(&self, why: Fallback, cause: &dyn fmt::Display) {
         if self.warned.lock().insert(why) {
-            tracing::warn!(reason = why.label(), key, %cause, "payloads go by staging");
+            tracing::warn!(reason = why.label(), %cause, "payloads go by staging");
         }
     }
 
     /// As [`warn_once`](Self::warn_once) for what was known before anything was sent.
-    fn warn_planned(&self, why: Fallback, key: &str) {
+    fn warn_planned(&self, why: Fallback) {
         match why {
             Fallback::HOST => {}
             Fallback::NotNegotiated => {
-                self.warn_once(why, key, &"the node does not open memory of this device");
+                self.warn_once(why, &"the node does not open memory of this device");
             }
-            why => self.warn_once(why, key, &"the memory cannot be exported"),
+            why => self.warn_once(why, &"the memory cannot be exported"),
         }
     }
 
@@ -194,7 +186,7 @@ impl NodeEngine {
         let grant = one(connection.reserve(&[len], deadline)?).map_err(Fault::Refused)?;
         // SAFETY: both regions are mapped by grants that live; the old one's daemon is gone and this call owns it, and
         // the new one is used by this call alone.
-        unsafe { shm::copy_host(grant.region(), from, deadline, &|_| ()) }.map_err(Fault::Refused)?;
+        unsafe { shm::copy_host(grant.region(), from, deadline) }.map_err(Fault::Refused)?;
         Ok(grant)
     }
 }
@@ -258,7 +250,8 @@ impl<D: Device> Engine<D> for NodeEngine {
     ) -> Result<Put> {
         const OP: &str = "put";
         let invalid = |what: &str| Error::InvalidArgument { what: what.into() };
-        let foreign = || invalid("the buffer was allocated by another client; put it there, or put its bytes");
+        let foreign =
+            || invalid("the buffer was allocated by another client; put it there, or put its bytes");
         let mut grant: Box<Grant> = buffer.into_grant().downcast().map_err(|_| foreign())?;
         if !Arc::ptr_eq(grant.connection().origin(), &self.origin) {
             return Err(foreign());
@@ -304,13 +297,18 @@ impl<D: Device> Engine<D> for NodeEngine {
 
     fn describe(&self, keys: &[&str], deadline: Deadline) -> Vec<Result<Description>> {
         self.for_keys("describe", keys, cut::DESCRIPTIONS, deadline, |connection, keys| {
-            connection.call(Request::Describe { keys: keys.to_vec() }, &[], deadline, |reply, _| match reply {
-                Reply::Described { slots } => {
-                    let slots = counted(slots, keys.len())?.into_iter();
-                    Ok(slots.map(|slot| slot.map(Description::from)).collect())
-                }
-                _ => Err(astray()),
-            })
+            connection.call(
+                Request::Describe { keys: keys.to_vec() },
+                &[],
+                deadline,
+                |reply, _| match reply {
+                    Reply::Described { slots } => {
+                        let slots = counted(slots, keys.len())?.into_iter();
+                        Ok(slots.map(|slot| slot.map(Description::from)).collect())
+                    }
+                    _ => Err(astray()),
+                },
+            )
         })
     }
 
@@ -354,12 +352,14 @@ impl<D: Device> Engine<D> for NodeEngine {
             (page, more) = self.again("list", deadline, |connection| {
                 let request = Request::List { prefix, after, limit: asked };
                 connection.call(request, &[], deadline, |reply, _| match reply {
-                    Reply::Listed { page, more } if page.len() as u64 <= asked && !(more && page.is_empty()) => {
+                    Reply::Listed { page, more }
+                        if page.len() as u64 <= asked && !(more && page.is_empty()) =>
+                    {
                         Ok((page.into_iter().map(|(key, len)| (key.to_owned(), len)).collect(), more))
                     }
-                    Reply::Listed { page, .. } => {
-                        Err(Error::Protocol { reason: format!("a page of {asked} keys came with {}", page.len()) })
-                    }
+                    Reply::Listed { page, .. } => Err(Error::Protocol {
+                        reason: format!("a page of {asked} keys came with {}", page.len()),
+                    }),
                     _ => Err(astray()),
                 })
             })?;
@@ -369,10 +369,15 @@ impl<D: Device> Engine<D> for NodeEngine {
     }
 
     fn stat(&self, deadline: Deadline) -> Result<Stat> {
-        self.ask("stat", deadline, || Request::Stat, |reply| match reply {
-            Reply::Stat(stat) => Ok(*stat),
-            _ => Err(astray()),
-        })
+        self.ask(
+            "stat",
+            deadline,
+            || Request::Stat,
+            |reply| match reply {
+                Reply::Stat(stat) => Ok(*stat),
+                _ => Err(astray()),
+            },
+        )
     }
 
     fn metrics(&self, deadline: Deadline) -> Result<String> {

@@ -27,10 +27,6 @@ use std::{
 };
 
 use hal::{Deadline, Device};
-use signal_hook::{
-    consts::{SIGINT, SIGTERM},
-    iterator::Signals,
-};
 
 use self::{ahead::Budget, endpoint::Endpoint, metrics::Metrics, place::Place, sessions::Sessions};
 use crate::{
@@ -141,13 +137,6 @@ impl Node {
         self.metrics.render()
     }
 
-    /// Returns when the process is told to end, by SIGTERM or SIGINT; which of them it was.
-    pub fn wait_for_signal(&self) -> Result<i32> {
-        let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(|e| os("waiting for a signal", &e))?;
-        // It ends only with a signal: nobody has the handle that would close it.
-        Ok(signals.forever().next().unwrap_or(SIGTERM))
-    }
-
     /// Ends the daemon: no new clients, every connection ended, and their requests at work finished where that takes
     /// no more than a few seconds. What clients have mapped stays valid in them.
     pub fn stop(self) {}
@@ -167,6 +156,13 @@ impl Drop for Node {
         }
         tracing::info!(socket = %self.socket().display(), "the node daemon has ended");
     }
+}
+
+/// Whether a daemon could start at `socket` now, so that what is in the way is known before memory is reserved for it.
+///
+/// *Errors*: as [`Node::start`] for the socket's sake.
+pub fn check_socket(socket: &Path) -> Result<()> {
+    Place::take(socket).map(drop)
 }
 
 /// Where a daemon serves and a client looks unless told otherwise: `$XDG_RUNTIME_DIR/haulier/node.sock`, or

@@ -11,7 +11,7 @@ pub use self::spec::{NDIM_MAX, Shard, TensorSpec};
 use self::strided::Layout;
 use crate::{
     client::{StoreClient, only},
-    engine::View,
+    engine::{PoolBuffer, View},
     error::{Error, Result},
     payload::{Payload, Span, Target},
     store::{Mode, Put},
@@ -75,7 +75,8 @@ impl<'a, D: Device> TensorRef<'a, D> {
         shard.check(self.spec.shape.len())?;
         let (has, wants) = (self.spec.shape[shard.dim as usize], shard.range().1);
         if has != wants {
-            let reason = format!("the shard has {has} elements along its dimension, rank {} has {wants}", shard.rank);
+            let reason =
+                format!("the shard has {has} elements along its dimension, rank {} has {wants}", shard.rank);
             return Err(Error::InvalidTensor { reason });
         }
         self.spec.shard = Some(shard);
@@ -96,8 +97,8 @@ impl<'a, D: Device> TensorRef<'a, D> {
         };
         let mut shape = self.spec.shape.clone();
         shape[dim] = len;
-        // An empty part starts nowhere; any other starts at an element of this tensor, so this cannot overflow.
-        let offset = if len == 0 { 0 } else { offset.wrapping_add_signed(start as i64 * strides[dim]) };
+        // Wraps only where the tensor is empty, and then no element is looked for.
+        let offset = offset.wrapping_add_signed((start as i64).wrapping_mul(strides[dim]));
         Self::strided(self.spec.dtype, &shape, &strides, offset, self.storage.clone())?.shard(shard)
     }
 }
@@ -163,10 +164,13 @@ fn expect_bytes(spec: &TensorSpec, len: usize) -> Result<()> {
 
 fn layout(spec: &TensorSpec, strides: &[i64], offset: u64, storage: usize) -> Result<Layout> {
     spec.bytes()?;
-    if spec.dtype.bitsize() % 8 != 0 {
-        return Err(Error::NonContiguous);
-    }
-    Layout::new(spec.dtype.bitsize() / 8, &spec.shape, strides, offset, storage)
+    Layout::new(element(spec.dtype)?, &spec.shape, strides, offset, storage)
+}
+
+/// Bytes of an element that can be moved by itself.
+fn element(dtype: Dtype) -> Result<usize> {
+    let bits = dtype.bitsize();
+    if bits.is_multiple_of(8) { Ok(bits / 8) } else { Err(Error::NonContiguous) }
 }
 
 /// An owned tensor, contiguous.
@@ -231,6 +235,22 @@ impl<D: Device> StoreClient<D> {
         self.store_tensors(items, Mode::Upsert)
     }
 
+    /// [`put_allocated`](Self::put_allocated) of a contiguous tensor that fills `buffer`; nothing is copied.
+    ///
+    /// *Errors*: as there, and [`Error::InvalidTensor`] where dtype and shape do not make that many bytes. The buffer is
+    /// spent, whatever the verdict.
+    pub fn put_tensor_allocated(
+        &self,
+        key: &str,
+        dtype: Dtype,
+        shape: &[u64],
+        buffer: PoolBuffer,
+    ) -> Result<Put> {
+        let spec = TensorSpec::new(dtype, shape);
+        expect_bytes(&spec, buffer.len())?;
+        self.store_allocated(key, &spec.encode()?, buffer, Mode::Put)
+    }
+
     /// The tensor, owned. *Errors*: as [`view_tensor`](Self::view_tensor).
     pub fn get_tensor(&self, key: &str) -> Result<Tensor> {
         let TensorView { spec, view } = self.view_tensor(key)?;
@@ -246,14 +266,19 @@ impl<D: Device> StoreClient<D> {
 
     /// Dtype and shape of a stored tensor. No side effect. *Errors*: as [`view_tensor`](Self::view_tensor).
     pub fn tensor_spec(&self, key: &str) -> Result<TensorSpec> {
-        let found = only(self.describe(&[key]))?;
-        TensorSpec::decode(&found.meta, found.len)
+        only(self.batch_tensor_spec(&[key]))
+    }
+
+    /// [`tensor_spec`](Self::tensor_spec) for many tensors.
+    pub fn batch_tensor_spec(&self, keys: &[&str]) -> Vec<Result<TensorSpec>> {
+        let found = self.describe(keys).into_iter();
+        found.map(|slot| slot.and_then(|found| TensorSpec::decode(&found.meta, found.len))).collect()
     }
 
     /// Fills `target` with the tensor, which must have the same dtype and shape.
     ///
-    /// *Errors*: [`Error::InvalidTensor`] where they differ, and `target` stays as it was; [`Error::NonContiguous`] for a
-    /// strided target outside of host memory.
+    /// *Errors*: [`Error::InvalidTensor`] where they differ, and `target` stays as it was (unless the tensor was replaced by
+    /// another one during the call); [`Error::NonContiguous`] for a strided target outside of host memory.
     pub fn get_tensor_into(&self, key: &str, target: TensorMut<'_, D>) -> Result<()> {
         let TensorMut { spec, storage, layout } = target;
         let same = |found: &TensorSpec| {

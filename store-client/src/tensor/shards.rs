@@ -5,7 +5,7 @@
 
 use hal::Device;
 
-use super::{Layout, Shard, Tensor, TensorRef, TensorSpec, TensorView, row_major};
+use super::{Layout, Shard, Tensor, TensorRef, TensorSpec, TensorView, element, row_major};
 use crate::{
     client::StoreClient,
     error::{Error, Result},
@@ -74,8 +74,19 @@ impl<D: Device> StoreClient<D> {
     }
 
     /// Removes every shard of the tensor `key`; how many were there.
+    ///
+    /// Shard 0 says how many there are. It goes last, so that a call that was cut short can be made again.
     pub fn remove_sharded(&self, key: &str) -> Result<u64> {
-        self.remove_by_prefix(&format!("{key}@shard"))
+        let world = match self.tensor_spec(&shard_key(key, 0)) {
+            Ok(spec) => spec.shard.map_or(1, |shard| shard.world),
+            Err(Error::NotFound) => return Ok(0),
+            Err(e) => return Err(e),
+        };
+        let mut removed = 0;
+        for rank in (0..world).rev() {
+            removed += u64::from(self.remove(&shard_key(key, rank))?);
+        }
+        Ok(removed)
     }
 
     fn assemble(&self, key: &str, asked: impl FnOnce(&[u64]) -> Result<Option<Shard>>) -> Result<Tensor> {
@@ -88,10 +99,9 @@ impl<D: Device> StoreClient<D> {
         let mut spec = TensorSpec { dtype: first.spec().dtype, shape: full.clone(), shard: asked };
         let wanted = Block::of(&full, asked);
         spec.shape = wanted.shape();
-        if spec.dtype.bitsize() % 8 != 0 {
-            return Err(Error::NonContiguous);
-        }
-        let mut bytes = vec![0; spec.bytes()? as usize];
+        let size = element(spec.dtype)?;
+        // All parts are found before memory is asked for: what a stored description claims costs nothing to write.
+        let mut parts = Vec::new();
         for rank in 0..stored.world {
             let place = Shard { rank, ..stored };
             let source = Block::of(&full, Some(place));
@@ -102,7 +112,16 @@ impl<D: Device> StoreClient<D> {
                 let reason = format!("shard {rank} of the tensor does not belong to shard 0");
                 return Err(Error::InvalidTensor { reason });
             }
-            let size = spec.dtype.bitsize() / 8;
+            parts.push((common, source, shard));
+        }
+        let len = spec.bytes()?;
+        let mut bytes = Vec::new();
+        let grown =
+            usize::try_from(len).ok().map(|len| bytes.try_reserve_exact(len).map(|()| bytes.resize(len, 0)));
+        if !matches!(grown, Some(Ok(()))) {
+            return Err(Error::OutOfMemory { asked: len, available: 0 });
+        }
+        for (common, source, shard) in parts {
             common.layout(&source, size)?.copy_to(shard.bytes(), &common.layout(&wanted, size)?, &mut bytes);
         }
         Ok(Tensor { spec, bytes })

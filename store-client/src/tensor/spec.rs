@@ -39,9 +39,12 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// The first element along `dim` and how many there are.
+    /// The first element along `dim` and how many there are; none beyond the last rank.
     pub fn range(&self) -> (u64, u64) {
-        let (world, rank) = (u64::from(self.world.max(1)), u64::from(self.rank));
+        if self.rank >= self.world {
+            return (self.full, 0);
+        }
+        let (world, rank) = (u64::from(self.world), u64::from(self.rank));
         let (each, more) = (self.full / world, self.full % world);
         (rank * each + rank.min(more), each + u64::from(rank < more))
     }
@@ -91,7 +94,7 @@ impl TensorSpec {
             .iter()
             .try_fold(self.dtype.bitsize() as u64, |bits, &n| bits.checked_mul(n))
             .ok_or_else(|| reason(format!("shape {:?} of {} overflows", self.shape, self.dtype)))?;
-        if bits % 8 != 0 {
+        if !bits.is_multiple_of(8) {
             return Err(reason(format!("shape {:?} of {} ends within a byte", self.shape, self.dtype)));
         }
         Ok(bits / 8)
@@ -159,8 +162,28 @@ mod tests {
     fn every_dtype_survives_its_stored_form() {
         use Dtype::*;
         for dtype in [
-            BOOL, F4, F6_E2M3, F6_E3M2, U8, I8, F8_E5M2, F8_E4M3, F8_E8M0, F8_E4M3FNUZ, F8_E5M2FNUZ, I16, U16, F16,
-            BF16, I32, U32, F32, C64, F64, I64, U64,
+            BOOL,
+            F4,
+            F6_E2M3,
+            F6_E3M2,
+            U8,
+            I8,
+            F8_E5M2,
+            F8_E4M3,
+            F8_E8M0,
+            F8_E4M3FNUZ,
+            F8_E5M2FNUZ,
+            I16,
+            U16,
+            F16,
+            BF16,
+            I32,
+            U32,
+            F32,
+            C64,
+            F64,
+            I64,
+            U64,
         ] {
             let spec = TensorSpec::new(dtype, [4, 2]);
             assert_eq!(TensorSpec::decode(&spec.encode().unwrap(), spec.bytes().unwrap()).unwrap(), spec);

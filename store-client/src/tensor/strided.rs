@@ -46,16 +46,16 @@ impl Layout {
             let reach = i128::from(n - 1) * i128::from(stride);
             *if reach < 0 { &mut low } else { &mut high } += reach;
         }
-        if low < 0 || (high + 1) * size as i128 > storage as i128 {
+        // The first comparison keeps the second from overflowing.
+        if low < 0 || high >= storage as i128 || (high + 1) * size as i128 > storage as i128 {
             return Err(invalid("the strides reach outside of the storage"));
         }
         let mut run = size;
         let mut dims: Vec<(usize, isize)> = Vec::new();
-        for (&n, &stride) in shape.iter().zip(strides).rev() {
-            // In range: every reach lies within the storage.
+        for (&n, &stride) in shape.iter().zip(strides).rev().filter(|(n, _)| **n > 1) {
+            // In range: with more than one element, the stride itself lies within the storage.
             let (n, stride) = (n as usize, stride as isize * size as isize);
             match dims.last_mut() {
-                _ if n == 1 => {}
                 None if stride == run as isize => run *= n,
                 Some((inner, inner_stride)) if stride == *inner_stride * *inner as isize => *inner *= n,
                 _ => dims.push((n, stride)),
@@ -203,6 +203,7 @@ mod tests {
     #[test]
     fn neighbouring_dimensions_are_one_run() {
         assert!(Layout::new(4, &[2, 3, 5], &[15, 5, 1], 0, 120).unwrap().contiguous(0).is_some());
+        assert!(Layout::new(4, &[1], &[i64::MAX], 0, 4).unwrap().contiguous(0).is_some());
         assert!(Layout::new(4, &[1, 3], &[999, 1], 1, 16).unwrap().contiguous(0) == Some((4, 12)));
         assert_eq!(Layout::new(4, &[4, 3, 5], &[30, 5, 1], 0, 480).unwrap().dims, [(4, 120)]);
     }

@@ -35,11 +35,19 @@ pub(crate) struct Frame<'a> {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request<'a> {
     /// The first message of a connection.
-    Hello { version: u32, namespace: &'a str, device: DeviceUuid },
+    Hello {
+        version: u32,
+        namespace: &'a str,
+        device: DeviceUuid,
+    },
     /// Asks for an arena's read-only descriptor.
-    Arena { id: u64 },
+    Arena {
+        id: u64,
+    },
     /// Asks for memory to write into, one grant for each length.
-    Reserve { lens: Vec<u64> },
+    Reserve {
+        lens: Vec<u64>,
+    },
     /// Makes written grants into values, then reserves `ahead` bytes (0: none) for the next put if that costs nobody
     /// anything. A grant is used up by this, whatever the verdict.
     Commit {
@@ -49,7 +57,9 @@ pub(crate) enum Request<'a> {
         ahead: u64,
     },
     /// Gives grants back unused.
-    Abandon { grants: Vec<u64> },
+    Abandon {
+        grants: Vec<u64>,
+    },
     /// A small value, in the message.
     PutInline {
         key: &'a str,
@@ -80,7 +90,9 @@ pub(crate) enum Request<'a> {
         inline: u64,
     },
     /// Lets holds go.
-    Release { holds: Vec<u64> },
+    Release {
+        holds: Vec<u64>,
+    },
     Describe {
         #[serde(borrow)]
         keys: Vec<&'a str>,
@@ -89,16 +101,24 @@ pub(crate) enum Request<'a> {
         #[serde(borrow)]
         keys: Vec<&'a str>,
     },
-    RemovePrefix { prefix: &'a str },
+    RemovePrefix {
+        prefix: &'a str,
+    },
     SetPinned {
         #[serde(borrow)]
         keys: Vec<&'a str>,
         pinned: bool,
     },
-    List { prefix: &'a str, after: Option<&'a str>, limit: u64 },
+    List {
+        prefix: &'a str,
+        after: Option<&'a str>,
+        limit: u64,
+    },
     Stat,
     /// The Prometheus text, from byte `offset` on: it may be longer than a message.
-    Metrics { offset: u64 },
+    Metrics {
+        offset: u64,
+    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]

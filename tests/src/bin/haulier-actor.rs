@@ -16,7 +16,7 @@ use std::{
 use backend_cpu::CpuDevice;
 use haulier::{
     Dtype, Options, PoolBuffer, Shard, StoreClient, TensorRef, View,
-    hal::DeviceExt,
+    hal::{Buffer, DeviceExt},
     store,
 };
 use haulier_tests::{
@@ -28,7 +28,13 @@ type Outcome = Result<String, Box<dyn Error>>;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let socket = env::args_os().nth(1).ok_or("usage: haulier-actor SOCKET")?;
-    let mut actor = Actor { socket: Path::new(&socket), client: None, buffers: BTreeMap::new(), views: BTreeMap::new() };
+    let mut actor = Actor {
+        socket: Path::new(&socket),
+        client: None,
+        buffers: BTreeMap::new(),
+        views: BTreeMap::new(),
+        sources: Vec::new(),
+    };
     let mut stdout = io::stdout().lock();
     for line in io::stdin().lock().lines() {
         let line = line?;
@@ -45,6 +51,7 @@ struct Actor<'s> {
     client: Option<StoreClient<CpuDevice>>,
     buffers: BTreeMap<String, PoolBuffer>,
     views: BTreeMap<String, View>,
+    sources: Vec<Buffer<CpuDevice>>,
 }
 
 impl Actor<'_> {
@@ -71,7 +78,21 @@ impl Actor<'_> {
                 let value = marked(seed.parse()?, len.parse()?);
                 Ok(format!("{:?}", self.client()?.upsert(key, &value)?))
             }
+            // From memory of the device, which the daemon opens; it is kept.
+            ["put-device", key, seed, len] => {
+                let value = marked(seed.parse()?, len.parse()?);
+                let mut buffer = CpuDevice::open()?.buffer(value.len())?;
+                buffer.allocation_mut().unwrap().write(0, &value)?;
+                let verdict = self.client()?.put(key, &buffer)?;
+                self.sources.push(buffer);
+                Ok(format!("{verdict:?}"))
+            }
             ["seed", key] => Ok(seed_of(&self.client()?.view(key)?)?.to_string()),
+            ["seed-into", key, len] => {
+                let mut target = vec![0; len.parse()?];
+                let len = self.client()?.get_into(key, &mut target)?;
+                Ok(seed_of(&target[..len as usize])?.to_string())
+            }
             ["remove", key] => Ok(self.client()?.remove(key)?.to_string()),
             // Memory that is reserved, written, and not yet committed.
             ["alloc", name, seed, len] => {
@@ -102,7 +123,9 @@ impl Actor<'_> {
                 }
                 Ok(String::new())
             }
-            ["put-shard", key, seed, rank, world] => self.put_shard(key, seed.parse()?, rank.parse()?, world.parse()?),
+            ["put-shard", key, seed, rank, world] => {
+                self.put_shard(key, seed.parse()?, rank.parse()?, world.parse()?)
+            }
             ["reopen", times] => self.reopen(times.parse()?),
             ["device-memory", len] => {
                 let buffer = CpuDevice::open()?.buffer(len.parse()?)?;
@@ -137,7 +160,10 @@ impl Actor<'_> {
         let round = |n: usize| -> Result<(), Box<dyn Error>> {
             // Three sizes that travel three ways: in the message, in a slot, in a block.
             for len in [100, 4000, 300_000] {
-                let client = connect(self.socket, Options { deadline: Duration::from_secs(60), ..Options::default() })?;
+                let client = connect(
+                    self.socket,
+                    Options { deadline: Duration::from_secs(60), ..Options::default() },
+                )?;
                 let (key, value) = (format!("reopen-{len}"), marked(n as u64, len));
                 client.upsert(&key, &value)?;
                 let buffer = client.device().buffer(len)?;

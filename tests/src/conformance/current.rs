@@ -19,7 +19,7 @@ cases! {
     an_error_while_bound_restores [CurrentDevice],
     a_panic_while_bound_restores [CurrentDevice],
     binding_what_is_current_switches_nothing [Switches],
-    a_refused_bind_is_an_error_and_binds_nothing [CurrentDevice, Faults],
+    a_refused_bind_is_an_error_and_binds_nothing [CurrentDevice, SecondDevice, Faults],
     an_outer_proof_does_no_work_under_another_device [SecondDevice],
     an_owned_thread_stays_bound [CurrentDevice],
     threads_do_not_disturb_each_other [CurrentDevice, SecondDevice],
@@ -95,11 +95,12 @@ fn binding_what_is_current_switches_nothing<D: Device>(f: &dyn Fixture<D>) {
 }
 
 fn a_refused_bind_is_an_error_and_binds_nothing<D: Device>(f: &dyn Fixture<D>) {
-    let before = f.current();
+    let second = f.second();
+    let _outer = second.bind_current().unwrap();
     f.refuse(Refuse::Bind, 1, 4242);
     let error = f.device().bind_current().unwrap_err();
     assert_eq!((error.vendor_code(), error.op()), (Some(4242), "bind_current"));
-    assert_eq!(f.current(), before);
+    assert_eq!(f.current(), Some(second.identity().uuid));
     f.refuse(Refuse::Bind, 1, 4242);
     let on_a_worker = Workers::start(f.device().clone(), 1).map(drop).unwrap_err();
     assert_eq!(on_a_worker.vendor_code(), Some(4242));
@@ -135,9 +136,9 @@ fn threads_do_not_disturb_each_other<D: Device>(f: &dyn Fixture<D>) {
             let (device, together) = (&devices[i % 2], &together);
             scope.spawn(move || {
                 f.enter();
-                for _ in 0..20 {
+                together.wait();
+                for _ in 0..200 {
                     let bound = device.bind_current().unwrap();
-                    together.wait();
                     assert_eq!(f.current(), Some(device.identity().uuid));
                     bound.allocate(64).unwrap();
                 }

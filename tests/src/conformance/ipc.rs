@@ -2,7 +2,9 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use hal::{Bound, Device, DeviceExt, Export, Exported, IpcHandle, Kind, Memory, NotExportable, Region, Token};
+use hal::{
+    Bound, Device, DeviceExt, Export, Exported, IpcHandle, Kind, Memory, NotExportable, Region, Token,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{cases, pattern, peer_as, read, write};
@@ -196,7 +198,10 @@ fn a_closed_import_can_be_opened_again<D: Device>(f: &dyn Fixture<D>) {
 }
 
 /// What the peer says to a handle that was tampered with.
-fn refusal<D: Device>(f: &dyn Fixture<D>, tamper: impl FnOnce(&mut IpcHandle, &mut Vec<OwnedFd>)) -> (Kind, String) {
+fn refusal<D: Device>(
+    f: &dyn Fixture<D>,
+    tamper: impl FnOnce(&mut IpcHandle, &mut Vec<OwnedFd>),
+) -> (Kind, String) {
     let bound = f.device().bind_current().unwrap();
     let memory = bound.allocate(8192).unwrap();
     let Exported { mut handle, mut descriptors, .. } = handle_of(&bound, memory.region());

@@ -125,7 +125,8 @@ impl fmt::Display for Tally {
         let mut reasons = Vec::new();
         for (i, (backend, trials)) in tally.iter().enumerate() {
             let skipped = trials.iter().filter(|(_, came)| matches!(came, Came::Skipped(_))).count();
-            let expected = trials.iter().filter(|(_, came)| matches!(came, Came::FailedAsExpected(_))).count();
+            let expected =
+                trials.iter().filter(|(_, came)| matches!(came, Came::FailedAsExpected(_))).count();
             let comma = if i == 0 { "" } else { "; " };
             write!(f, "{comma}{backend} {} run, {skipped} skipped", trials.len() - skipped)?;
             if expected > 0 {
@@ -241,7 +242,8 @@ impl Suite {
             eprintln!("conformance: {REQUIRE} asks for {}, which is absent", missing.join(", "));
             return ExitCode::FAILURE;
         }
-        let known = |e: &&ExpectedFailure| self.tally.0.lock().values().flatten().any(|(trial, _)| trial == e.trial);
+        let known =
+            |e: &&ExpectedFailure| self.tally.0.lock().values().flatten().any(|(trial, _)| trial == e.trial);
         let whole = args.filter.is_none() && args.skip.is_empty();
         if whole && let Some(stale) = self.expected.iter().find(|e| !known(e)) {
             eprintln!("conformance: there is no trial {} that could fail as expected", stale.trial);

@@ -35,7 +35,7 @@ impl<D: Device> Shop<D> {
     fn node(f: &dyn Fixture<D>) -> Self {
         let dir = tempfile::tempdir().expect("a private directory");
         let config = NodeConfig {
-            socket: dir.path().join("node.sock"),
+            socket: dir.path().join("private/node.sock"),
             store: Self::store(),
             devices: vec![f.device().clone()],
             metrics: None,
@@ -169,10 +169,7 @@ fn a_batch_answers_each_slot_in_order<D: Device>(f: &dyn Fixture<D>, client: &St
     let mut targets: Vec<_> = (0..5).map(|_| device.buffer(4096).unwrap()).collect();
     let keys = ["a", "b", "absent", "a", "empty"];
     let gets = client.batch_get_into(keys.into_iter().zip(targets.iter_mut().map(Target::from)).collect());
-    assert!(
-        matches!(gets[..], [Ok(4096), Ok(4096), Err(Error::NotFound), Ok(4096), Ok(0)]),
-        "{gets:?}"
-    );
+    assert!(matches!(gets[..], [Ok(4096), Ok(4096), Err(Error::NotFound), Ok(4096), Ok(0)]), "{gets:?}");
     let bound = device.bind_current().unwrap();
     for (slot, seed) in [(0, 0), (1, 3), (3, 0)] {
         assert!(read(&bound, targets[slot].region()) == pattern(seed, 4096), "slot {slot}");
@@ -314,9 +311,9 @@ fn all_not_sent(puts: &[haulier::Result<Put>], is: impl Fn(&Error) -> bool) {
 fn a_failed_synchronisation_sends_nothing<D: Device>(f: &dyn Fixture<D>, client: &StoreClient<D>) {
     let (buffer, stream) = (f.device().buffer(64).unwrap(), f.stream());
     f.queue_failure(stream);
-    let puts = f.device().with_stream(stream, || {
-        client.batch_put(vec![("host", b"x".into()), ("device", (&buffer).into())])
-    });
+    let puts = f
+        .device()
+        .with_stream(stream, || client.batch_put(vec![("host", b"x".into()), ("device", (&buffer).into())]));
     all_not_sent(&puts, |cause| matches!(cause, Error::Device(e) if e.kind() == hal::Kind::Driver));
     assert!(!client.exists("host").unwrap() && !client.exists("device").unwrap());
 }

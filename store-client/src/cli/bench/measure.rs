@@ -4,7 +4,10 @@
 use std::{
     hint::black_box,
     io::{ErrorKind, Read, Write},
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
     process::{Child, Stdio},
     time::{Duration, Instant},
 };
@@ -17,7 +20,7 @@ use crate::cli::{
 /// Bytes that go to the echo process and back.
 const MESSAGE: usize = 64;
 /// Turns that a row has at least, whatever its time, and those before that are not counted.
-const TURNS_MIN: usize = 5;
+const TURNS_MIN: usize = 10;
 const WARM_UP: usize = 2;
 /// More turns than this say nothing more.
 const TURNS_MAX: usize = 50_000;
@@ -115,7 +118,6 @@ impl Drop for Echo {
 
 /// What the echo process does, until its socket ends.
 pub(crate) fn echo() -> Result<()> {
-    use std::os::fd::AsFd;
     let refuse = |e| Failure::system("echoing", e);
     let mut socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().map_err(refuse)?);
     let mut message = [0; MESSAGE];

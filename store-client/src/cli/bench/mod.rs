@@ -1,6 +1,9 @@
 //! `haulier bench`: how fast, beside a memcpy and a bare socket round trip of the same moment.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::Path as FilePath,
+    time::{Duration, Instant},
+};
 
 use haulier::{
     AnyDevice, StoreClient,
@@ -13,10 +16,10 @@ use self::{
     rows::{Op, Path, Row},
 };
 use super::{
-    child::{Interrupts, PrivateNode},
+    child::{Interrupts, PrivateNode, private_dir},
     exit::{Failure, Result},
     global::{self, Global},
-    output,
+    memory as machine, output,
     size::Size,
 };
 
@@ -57,20 +60,21 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
-    let interrupts = Interrupts::watch()?;
-    let dir = tempfile::Builder::new().prefix("haulier-bench-").tempdir();
-    let dir = dir.map_err(|e| Failure::system("making a private directory", e))?;
-    let stage = output::stages();
-    if args.memory {
-        if global.socket.is_some() {
-            return Err(Failure::usage("--memory measures a node of its own; leave out --socket"));
-        }
-        let rows = memory::run(global, dir.path(), args.quick, &interrupts, &stage)?;
-        stage.finish_and_clear();
-        return global.output().show(&rows, || rows::memory_text(&rows));
+    if args.memory && global.socket.is_some() {
+        return Err(Failure::usage("--memory measures a node of its own; leave out --socket"));
     }
     let sizes = sizes(&args.sizes)?;
-    let pool = pool(&sizes);
+    let interrupts = Interrupts::watch()?;
+    let dir = private_dir("haulier-bench-")?;
+    let stage = output::stages();
+    if args.memory {
+        let measured = memory::run(global, dir.path(), args.quick, &interrupts, &stage);
+        stage.finish_and_clear();
+        let rows = measured.map_err(|e| interrupts.explain(e))?;
+        return global.output().show(&rows, || rows::memory_text(&rows));
+    }
+    let most = sizes.iter().copied().max().unwrap_or(0) as u64;
+    machine::require(pool(&sizes).saturating_add(most.saturating_mul(3)), "the benchmark")?;
     let mut bench = Bench {
         budget: Duration::from_millis(if args.quick { 300 } else { 1000 }),
         echo: Echo::start()?,
@@ -79,26 +83,32 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
         stage,
         rows: Vec::new(),
     };
+    let measured = measure(global, &mut bench, dir.path(), &sizes);
+    bench.stage.finish_and_clear();
+    measured.map_err(|e| interrupts.explain(e))?;
+    global.output().show(&bench.rows, || rows::text(&bench.rows))
+}
+
+/// Every row: first in this process, then through a node.
+fn measure(global: &Global, bench: &mut Bench, dir: &FilePath, sizes: &[usize]) -> Result<()> {
+    let pool = pool(sizes);
     {
         let store = Store::open(Config { evict: false, ..Config::new(pool) }, |_, _| {})?;
         let client = StoreClient::in_process(global::host()?, store, global.options())?;
-        bench.rows_of(&client, Path::InProcess, &sizes)?;
+        bench.rows_of(&client, Path::InProcess, sizes)?;
     }
-    let node = match &global.socket {
-        Some(_) => None,
-        None => Some(PrivateNode::start(global, dir.path(), pool, &interrupts)?),
-    };
-    let socket = node.as_ref().map_or_else(|| global.socket(), |node| node.socket().to_owned());
-    let client = StoreClient::connect(global::host()?, socket, global.options())?;
-    let measured = bench.rows_of(&client, Path::Node, &sizes);
-    if node.is_none() {
-        client.remove_by_prefix(PREFIX)?;
+    if let Some(socket) = &global.socket {
+        let client = StoreClient::connect(global::host()?, socket, global.options())?;
+        let measured = bench.rows_of(&client, Path::Node, sizes);
+        // Also after a failure: the node is not ours.
+        let removed = client.remove_by_prefix(PREFIX);
+        return measured.and(Ok(removed.map(drop)?));
     }
-    measured?;
+    let node = PrivateNode::start(global, dir, pool, &bench.interrupts)?;
+    let client = StoreClient::connect(global::host()?, node.socket(), global.options())?;
+    bench.rows_of(&client, Path::Node, sizes)?;
     client.close();
-    node.map_or(Ok(()), PrivateNode::stop)?;
-    bench.stage.finish_and_clear();
-    global.output().show(&bench.rows, || rows::text(&bench.rows))
+    node.stop()
 }
 
 const PREFIX: &str = "haulier-bench/";
@@ -232,5 +242,5 @@ fn sizes(asked: &[Size]) -> Result<Vec<usize>> {
 /// Room for the largest value three times over: stored, just removed, and lent ahead.
 fn pool(sizes: &[usize]) -> u64 {
     let largest = sizes.iter().copied().max().unwrap_or(0) as u64;
-    3 * (largest + largest / 8) + (128 << 20)
+    largest.saturating_add(largest / 8).saturating_mul(3).saturating_add(128 << 20)
 }

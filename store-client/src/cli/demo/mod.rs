@@ -11,7 +11,7 @@ use self::{
     roles::{Digest, Leg, Report},
 };
 use super::{
-    child::{Helper, Interrupts, PrivateNode},
+    child::{Helper, Interrupts, PrivateNode, private_dir},
     counters::{self, PathCount},
     exit::{Failure, Result},
     global::{self, Global},
@@ -64,12 +64,11 @@ struct Demo {
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
     let interrupts = Interrupts::watch()?;
-    let dir = tempfile::Builder::new().prefix("haulier-demo-").tempdir();
-    let dir = dir.map_err(|e| Failure::system("making a private directory", e))?;
+    let dir = private_dir("haulier-demo-")?;
     let outcome = haul(global, args, dir.path(), &interrupts);
     let place = dir.path().to_owned();
     let removed = dir.close().map_err(|e| Failure::system(format_args!("removing {}", place.display()), e));
-    let demo = outcome?;
+    let demo = outcome.map_err(|e| interrupts.explain(e))?;
     removed?;
     global.output().show(&demo, || text(&demo))?;
     if demo.exact { Ok(()) } else { Err(Failure::refused("what came back is not what was put")) }
@@ -182,7 +181,7 @@ fn text(demo: &Demo) -> String {
         legs.add_row([
             if leg.op == "put" { "first" } else { "second" }.to_owned(),
             leg.op.clone(),
-            leg.way.to_string(),
+            memory_of(leg).to_owned(),
             leg.tensors.to_string(),
             Size(leg.bytes).to_string(),
             format!("{:.6}", leg.seconds),
@@ -198,6 +197,16 @@ fn text(demo: &Demo) -> String {
     }
     let verdict = if demo.exact { "every tensor came back byte for byte" } else { "NOT the same bytes" };
     text + &format!("\n\n{verdict}; blake3 of the file's tensors {}", demo.digest)
+}
+
+fn memory_of(leg: &Leg) -> &'static str {
+    match leg.way {
+        Way::DeviceBuffer => "device buffer",
+        Way::HostMemory if leg.op == "put" => "mapped file",
+        Way::HostMemory => "heap",
+        Way::StoreMemory => "store memory",
+        Way::InPlace => "in place",
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,5 @@
 //! Which way each tensor goes, and in which parts: the same for the process that puts and the one that gets.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 use crate::cli::model::FileTensor;
@@ -18,17 +16,6 @@ pub(crate) enum Way {
     StoreMemory,
     /// Wherever it is stored: a view copies nothing.
     InPlace,
-}
-
-impl fmt::Display for Way {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Way::DeviceBuffer => "device buffer",
-            Way::HostMemory => "host memory",
-            Way::StoreMemory => "store memory",
-            Way::InPlace => "in place",
-        })
-    }
 }
 
 /// The bytes that a process has in flight at once, beside those of the file.

@@ -136,6 +136,14 @@ impl Connection {
             io::ErrorKind::InvalidInput => Error::InvalidArgument { what: e.to_string() },
             _ => unreachable(origin, e.to_string()),
         })?;
+        // In a shared directory somebody else could have been first.
+        let (server, user) =
+            (socket.peer().map_err(|e| unreachable(origin, e.to_string()))?.uid, rustix::process::geteuid());
+        if server != user.as_raw() {
+            let reason =
+                format!("it is served by user {server}, not by {}; use a private directory", user.as_raw());
+            return Err(unreachable(origin, reason));
+        }
         Self::over(socket, origin, deadline).map_err(|fault| fault.into_error(OP, origin))
     }
 
@@ -165,7 +173,9 @@ impl Connection {
         let (instance, imports) = connection.call(hello, &[], deadline, |reply, _| match reply {
             Reply::Welcome { version: VERSION, instance, imports, .. } => Ok((instance, imports)),
             Reply::Welcome { version, .. } => Err(Error::Protocol {
-                reason: format!("the daemon speaks version {version}, this client {VERSION}; update the older one"),
+                reason: format!(
+                    "the daemon speaks version {version}, this client {VERSION}; update the older one"
+                ),
             }),
             _ => Err(astray()),
         })?;
@@ -240,7 +250,9 @@ impl Connection {
                 self.lost(false, e.to_string())
             }
             // The kernel has no memory for the message, or too many descriptors are on their way.
-            _ => Fault::Refused(Error::ResourceExhausted { what: format!("the socket to the node daemon ({e})") }),
+            _ => Fault::Refused(Error::ResourceExhausted {
+                what: format!("the socket to the node daemon ({e})"),
+            }),
         })
     }
 
@@ -344,7 +356,8 @@ impl Connection {
         }
         while let Some(request) = back.next() {
             let frame = Frame { id: 0, request };
-            let sent = postcard::to_stdvec(&frame).is_ok_and(|bytes| matches!(self.socket.try_send(&bytes), Ok(true)));
+            let sent = postcard::to_stdvec(&frame)
+                .is_ok_and(|bytes| matches!(self.socket.try_send(&bytes), Ok(true)));
             if !sent {
                 // If the socket has ended, the next request notices.
                 self.owed.lock().add(frame.request, back);
@@ -368,8 +381,10 @@ impl Connection {
 
     /// The arena for reading, where it is mapped: the client's own are, and the copy out of one needs no second mapping.
     pub(super) fn for_copy(&self, arena: u64, deadline: Deadline) -> Result<Arc<Mapping>, Fault> {
-        match self.writable.read().get(&arena) {
-            Some(mapping) => Ok(Arc::clone(mapping)),
+        // Not in the match: its guard would be held during the request, whose answer may have to add an arena.
+        let own = self.writable.read().get(&arena).cloned();
+        match own {
+            Some(mapping) => Ok(mapping),
             None => self.for_view(arena, deadline),
         }
     }
@@ -379,12 +394,13 @@ impl Connection {
         if let Some(mapping) = self.readable.read().get(&arena) {
             return Ok(Arc::clone(mapping));
         }
-        let mapping = self.call(Request::Arena { id: arena }, &[], deadline, |reply, descriptors| {
-            match (reply, descriptors.pop()) {
-                (Reply::Arena { len }, Some(file)) => Mapping::new(file.as_fd(), len, Access::Read),
-                _ => Err(astray()),
-            }
-        })?;
+        let mapping =
+            self.call(Request::Arena { id: arena }, &[], deadline, |reply, descriptors| {
+                match (reply, descriptors.pop()) {
+                    (Reply::Arena { len }, Some(file)) => Mapping::new(file.as_fd(), len, Access::Read),
+                    _ => Err(astray()),
+                }
+            })?;
         // Another thread may have been as fast.
         Ok(Arc::clone(self.readable.write().entry(arena).or_insert_with(|| Arc::new(mapping))))
     }
@@ -444,17 +460,18 @@ impl Connection {
         deadline: Deadline,
     ) -> Result<Vec<Result<Put>>, Fault> {
         let count = items.len();
-        let outcome = self.call(Request::Commit { items, mode, ahead }, &[], deadline, |reply, _| match reply {
-            Reply::Committed { slots, ahead } => {
-                if let Some(granted) = ahead {
-                    self.granted(granted, granted.capacity)?;
-                    let replaced = self.spare.lock().replace(granted);
-                    self.abandon(replaced.iter().map(|old| old.grant).collect());
+        let outcome =
+            self.call(Request::Commit { items, mode, ahead }, &[], deadline, |reply, _| match reply {
+                Reply::Committed { slots, ahead } => {
+                    if let Some(granted) = ahead {
+                        self.granted(granted, granted.capacity)?;
+                        let replaced = self.spare.lock().replace(granted);
+                        self.abandon(replaced.iter().map(|old| old.grant).collect());
+                    }
+                    counted(slots, count)
                 }
-                counted(slots, count)
-            }
-            _ => Err(astray()),
-        });
+                _ => Err(astray()),
+            });
         if outcome.as_ref().err().is_none_or(Fault::may_have_arrived) {
             grants.iter_mut().for_each(Grant::spend);
         }
@@ -496,7 +513,9 @@ impl Connection {
                         Held::Shared { hold, arena, offset, len, meta } => {
                             Taken::Shared { hold, arena, offset, len, meta: meta.into() }
                         }
-                        Held::Inline { bytes, meta } => Taken::Inline { bytes: bytes.into(), meta: meta.into() },
+                        Held::Inline { bytes, meta } => {
+                            Taken::Inline { bytes: bytes.into(), meta: meta.into() }
+                        }
                     })
                 })
                 .collect()),

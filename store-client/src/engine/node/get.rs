@@ -1,8 +1,9 @@
 //! Gets and views: values that are held while they are copied, or looked at.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use hal::{Bound, Deadline, Device, Region};
+use parking_lot::Mutex;
 
 use super::{
     NodeEngine,
@@ -35,7 +36,8 @@ impl<D: Device> GetCall<'_, D> {
     pub(super) fn run(&self) -> Vec<Result<Description>> {
         let mut verdicts: Verdicts = self.batch.slots().iter().map(|_| None).collect();
         // What was filled before the daemon died stays filled.
-        let outcome = self.engine.again("get", self.deadline, |connection| self.over(connection, &mut verdicts));
+        let outcome =
+            self.engine.again("get", self.deadline, |connection| self.over(connection, &mut verdicts));
         let fail = || outcome.as_ref().err().cloned().unwrap_or_else(super::unsettled);
         verdicts.into_iter().map(|verdict| verdict.unwrap_or_else(|| Err(fail()))).collect()
     }
@@ -49,7 +51,7 @@ impl<D: Device> GetCall<'_, D> {
                 Route::Ipc { .. } => Fallback::NotNegotiated,
                 Route::Staging(why) => why,
             };
-            self.engine.warn_planned(why, self.slot(i).key());
+            self.engine.warn_planned(why);
         }
         let mut rest = &ipc[..];
         while !rest.is_empty() {
@@ -92,7 +94,7 @@ impl<D: Device> GetCall<'_, D> {
         for (&i, answer) in slots.iter().zip(answers) {
             match answer {
                 Err(e) if import_refused(&e) => {
-                    self.engine.warn_once(Fallback::ImportRefused, self.slot(i).key(), &e);
+                    self.engine.warn_once(Fallback::ImportRefused, &e);
                     staged.push(i);
                 }
                 answer => {
@@ -107,7 +109,12 @@ impl<D: Device> GetCall<'_, D> {
     }
 
     /// Copies values out of shared memory, or out of the answer where there is but one and it is small.
-    fn stage(&self, connection: &Connection, verdicts: &mut Verdicts, slots: &[usize]) -> Result<(), Fault> {
+    fn stage(
+        &self,
+        connection: &Arc<Connection>,
+        verdicts: &mut Verdicts,
+        slots: &[usize],
+    ) -> Result<(), Fault> {
         let inline = if slots.len() == 1 { INLINE_MAX as u64 } else { 0 };
         let keys = slots.iter().map(|&i| self.slot(i).key()).collect();
         let taken = match connection.hold(keys, inline, self.deadline) {
@@ -115,10 +122,14 @@ impl<D: Device> GetCall<'_, D> {
             Err(Fault::Refused(e)) => slots.iter().map(|_| Err(e.clone())).collect(),
             Err(fault) => return Err(fault),
         };
-        let _holds = Holds::of(connection, &taken);
+        let holds = taken.iter().flatten().filter_map(|taken| match taken {
+            Taken::Shared { hold, .. } => Some(*hold),
+            Taken::Inline { .. } => None,
+        });
+        let _holds = Holds::new(connection, holds.collect());
         for (&i, taken) in slots.iter().zip(taken) {
             verdicts[i] = Some(match taken {
-                Ok(taken) => self.deliver(connection, self.slot(i).region(), taken)?,
+                Ok(taken) => self.deliver(connection, self.slot(i), taken)?,
                 Err(e) => Err(e),
             });
         }
@@ -126,13 +137,23 @@ impl<D: Device> GetCall<'_, D> {
     }
 
     /// Copies one value to where it belongs. What may fault is the connection; the rest is the slot's own verdict.
-    fn deliver(&self, connection: &Connection, to: Region, taken: Taken) -> Result<Result<Description>, Fault> {
+    fn deliver(
+        &self,
+        connection: &Connection,
+        slot: &Slot<D>,
+        taken: Taken,
+    ) -> Result<Result<Description>, Fault> {
+        let to = slot.region();
         let mapping;
         let (from, meta) = match &taken {
-            Taken::Inline { bytes, meta } => (Region::host(bytes.as_ptr().expose_provenance(), bytes.len()), meta),
+            Taken::Inline { bytes, meta } => {
+                (Region::host(bytes.as_ptr().expose_provenance(), bytes.len()), meta)
+            }
             Taken::Shared { len: 0, meta, .. } => (Region::host(0, 0), meta),
             // The destination is looked at first, so that nothing is mapped for nothing.
-            Taken::Shared { len, .. } if *len > to.len as u64 => return Ok(Err(Error::TooSmall { need: *len })),
+            Taken::Shared { len, .. } if *len > to.len as u64 => {
+                return Ok(Err(Error::TooSmall { need: *len }));
+            }
             Taken::Shared { arena, offset, len, meta, .. } => {
                 mapping = connection.for_copy(*arena, self.deadline)?;
                 (connection.range(&mapping, *offset, *len)?, meta)
@@ -142,7 +163,7 @@ impl<D: Device> GetCall<'_, D> {
         let Ok(to) = to.part(0, from.len) else { return Ok(Err(Error::TooSmall { need: len })) };
         // SAFETY: a ready slot is allocated, and nobody touches it until the get has returned; the value is ours, or
         // mapped until the end of this function and held, so that nobody writes it.
-        let copied = unsafe { shm::copy(self.bound, to, from, self.deadline, self.progress) };
+        let copied = unsafe { shm::copy(self.bound, slot, to, from, self.deadline, self.progress) };
         Ok(copied.map(|()| Description { len, meta: meta.clone() }))
     }
 
@@ -151,39 +172,49 @@ impl<D: Device> GetCall<'_, D> {
     }
 }
 
-/// The holds of one answer, which go back in one message.
-struct Holds<'a> {
-    connection: &'a Connection,
-    ids: Vec<u64>,
+/// Views of smaller values are released a few at a time where they were taken together.
+const LARGE: u64 = 64 << 10;
+/// How many of them may wait for that.
+const WAITING_MAX: usize = 64;
+
+/// Holds of one answer that go back in one message, at the latest when this is dropped.
+struct Holds {
+    connection: Arc<Connection>,
+    waiting: Mutex<Vec<u64>>,
 }
 
-impl<'a> Holds<'a> {
-    fn of(connection: &'a Connection, taken: &[Result<Taken>]) -> Self {
-        let ids = taken.iter().flatten().filter_map(|taken| match taken {
-            Taken::Shared { hold, .. } => Some(*hold),
-            Taken::Inline { .. } => None,
-        });
-        Holds { connection, ids: ids.collect() }
+impl Holds {
+    fn new(connection: &Arc<Connection>, waiting: Vec<u64>) -> Self {
+        Holds { connection: Arc::clone(connection), waiting: Mutex::new(waiting) }
     }
 }
 
-impl Drop for Holds<'_> {
+impl Drop for Holds {
     fn drop(&mut self) {
-        self.connection.release(std::mem::take(&mut self.ids));
+        self.connection.release(mem::take(self.waiting.get_mut()));
     }
 }
 
 /// What a view keeps: the value by its hold, and the mapping that it is seen through. With the connection it keeps the
 /// hold alive whatever becomes of the client.
 struct Hold {
-    connection: Arc<Connection>,
     id: u64,
+    len: u64,
     mapping: Option<Arc<Mapping>>,
+    /// Dropped last, so that the last view of an answer sends what waits.
+    answer: Arc<Holds>,
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.connection.release(vec![self.id]);
+        // A message for each of many small values would cost more than they are worth.
+        let mut waiting = self.answer.waiting.lock();
+        waiting.push(self.id);
+        if self.len >= LARGE || waiting.len() >= WAITING_MAX {
+            let ready = mem::take(&mut *waiting);
+            drop(waiting);
+            self.answer.connection.release(ready);
+        }
     }
 }
 
@@ -194,14 +225,15 @@ pub(super) fn view(
     deadline: Deadline,
 ) -> Result<Vec<Result<View>>, Fault> {
     let taken = connection.hold(keys.to_vec(), 0, deadline)?;
+    let answer = Arc::new(Holds::new(connection, Vec::new()));
     // Before anything can fail, so that each hold goes back.
     let held: Vec<_> = taken
         .into_iter()
         .map(|slot| {
             slot.map(|taken| {
                 let hold = match taken {
-                    Taken::Shared { hold, .. } => {
-                        Some(Hold { connection: Arc::clone(connection), id: hold, mapping: None })
+                    Taken::Shared { hold, len, .. } => {
+                        Some(Hold { id: hold, len, mapping: None, answer: Arc::clone(&answer) })
                     }
                     Taken::Inline { .. } => None,
                 };
@@ -217,7 +249,12 @@ pub(super) fn view(
         .collect()
 }
 
-fn look(connection: &Connection, taken: Taken, hold: Option<Hold>, deadline: Deadline) -> Result<View, Fault> {
+fn look(
+    connection: &Connection,
+    taken: Taken,
+    hold: Option<Hold>,
+    deadline: Deadline,
+) -> Result<View, Fault> {
     Ok(match (taken, hold) {
         (Taken::Shared { arena, offset, len: len @ 1.., meta, .. }, Some(mut hold)) => {
             let mapping = connection.for_view(arena, deadline)?;

@@ -125,7 +125,8 @@ impl<D: Device> PutCall<'_, D> {
             return self.inline(connection, state, i);
         }
         while !staged.is_empty() {
-            let chunk = cut::first(&staged, cut::VERDICTS, |i| Cost::item(self.slot(i).key(), self.slot(i).meta()));
+            let chunk =
+                cut::first(&staged, cut::VERDICTS, |i| Cost::item(self.slot(i).key(), self.slot(i).meta()));
             let later = staged.split_off(chunk);
             staged = self.stage(connection, state, &staged)?;
             staged.extend(later);
@@ -154,7 +155,7 @@ impl<D: Device> PutCall<'_, D> {
         for (&i, verdict) in slots.iter().zip(verdicts) {
             match verdict {
                 Err(e) if import_refused(&e) => {
-                    self.engine.warn_once(Fallback::ImportRefused, self.slot(i).key(), &e);
+                    self.engine.warn_once(Fallback::ImportRefused, &e);
                     state.refused.insert(i);
                     staged.push(i);
                 }
@@ -172,22 +173,27 @@ impl<D: Device> PutCall<'_, D> {
     /// Stores one small value in one message.
     fn inline(&self, connection: &Connection, state: &mut State, i: usize) -> Result<(), Fault> {
         let (slot, why) = (self.slot(i), self.fallback(state, i));
-        let bytes = match self.bytes(slot) {
-            Ok(bytes) => bytes,
-            Err(e) => {
-                state.fail(&[i], &e);
-                return Ok(());
-            }
-        };
-        let request =
-            Request::PutInline { key: slot.key(), meta: slot.meta(), bytes: &bytes, mode: self.mode, why };
-        let outcome = connection.call(request, &[], self.deadline, |reply, _| match reply {
-            Reply::Put(verdict) => Ok(verdict),
-            _ => Err(astray()),
+        // Lent until the answer is there: the request borrows the bytes, and its deadline is the caller's own.
+        let outcome = slot.lend(|| {
+            let bytes = self.bytes(slot)?;
+            let request = Request::PutInline {
+                key: slot.key(),
+                meta: slot.meta(),
+                bytes: &bytes,
+                mode: self.mode,
+                why,
+            };
+            Ok(connection.call(request, &[], self.deadline, |reply, _| match reply {
+                Reply::Put(verdict) => Ok(verdict),
+                _ => Err(astray()),
+            }))
         });
-        let verdict = self.answered(state, &[i], outcome)?.and_then(|verdict| verdict);
+        let verdict = match outcome {
+            Ok(outcome) => self.answered(state, &[i], outcome)?.and_then(|verdict| verdict),
+            Err(e) => Err(e),
+        };
         if verdict.is_ok() {
-            (self.progress)(bytes.len() as u64);
+            (self.progress)(slot.region().len as u64);
         }
         state.verdicts[i] = Some(verdict);
         Ok(())
@@ -215,7 +221,12 @@ impl<D: Device> PutCall<'_, D> {
 
     /// Stores slots through memory that the daemon grants. Returns those for which there is no room while others of the
     /// batch take it; they come next.
-    fn stage(&self, connection: &Arc<Connection>, state: &mut State, slots: &[usize]) -> Result<Vec<usize>, Fault> {
+    fn stage(
+        &self,
+        connection: &Arc<Connection>,
+        state: &mut State,
+        slots: &[usize],
+    ) -> Result<Vec<usize>, Fault> {
         let lens: Vec<u64> = slots.iter().map(|&i| self.slot(i).region().len as u64).collect();
         // A put of one value is probably followed by another one like it.
         let ahead = if self.batch.slots().len() == 1 { lens[0] } else { 0 };
@@ -265,10 +276,10 @@ impl<D: Device> PutCall<'_, D> {
     }
 
     fn copy(&self, i: usize, grant: &Grant) -> Result<()> {
-        let from = self.slot(i).region();
+        let slot = self.slot(i);
         // SAFETY: a ready slot is allocated and nobody writes it until the put has returned; the grant's memory is mapped
         // while the grant lives, and this call alone uses it.
-        unsafe { shm::copy(self.bound, grant.region(), from, self.deadline, self.progress) }
+        unsafe { shm::copy(self.bound, slot, grant.region(), slot.region(), self.deadline, self.progress) }
     }
 
     fn commit(
@@ -322,7 +333,7 @@ impl<D: Device> PutCall<'_, D> {
             Route::Ipc { .. } => Fallback::NotNegotiated,
             Route::Staging(why) => why,
         };
-        self.engine.warn_planned(why, self.slot(i).key());
+        self.engine.warn_planned(why);
         why
     }
 
@@ -362,10 +373,14 @@ fn distinct<'k>(keys: impl Iterator<Item = &'k str>) -> Vec<Range<usize>> {
 mod tests {
     use super::distinct;
 
+    fn cut(keys: &[&str]) -> Vec<usize> {
+        distinct(keys.iter().copied()).iter().map(|run| run.end).collect()
+    }
+
     #[test]
     fn a_repeated_key_starts_a_new_run() {
-        assert_eq!(distinct(["a", "b", "c"].into_iter()), [0..3]);
-        assert_eq!(distinct(["a", "b", "a", "a", "b"].into_iter()), [0..2, 2..3, 3..5]);
-        assert_eq!(distinct(std::iter::empty()), []);
+        assert_eq!(cut(&["a", "b", "c"]), [3]);
+        assert_eq!(cut(&["a", "b", "a", "a", "b"]), [2, 3, 5]);
+        assert!(cut(&[]).is_empty());
     }
 }
