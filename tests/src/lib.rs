@@ -2,6 +2,7 @@
 
 pub mod backends;
 pub mod conformance;
+pub mod cuda;
 pub mod fixture;
 pub mod peer;
 pub mod process;

@@ -79,10 +79,17 @@ pub struct Peer {
 impl Peer {
     /// Starts `program` as `role`. Its `main` must come to [`role`] first.
     pub fn start(program: impl AsRef<OsStr>, role: &str) -> Self {
+        Self::start_with(program, role, |_| {})
+    }
+
+    /// As [`start`](Self::start), with a command that `tweak` has seen.
+    pub fn start_with(program: impl AsRef<OsStr>, role: &str, tweak: impl FnOnce(&mut Command)) -> Self {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .expect("a socket pair");
-        let child = Command::new(program)
+        let mut command = Command::new(program);
+        tweak(&mut command);
+        let child = command
             .env(ROLE, role)
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())

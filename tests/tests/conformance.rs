@@ -5,18 +5,24 @@ use std::process::ExitCode;
 use haulier_tests::{
     backends::{AnyFixture, CpuFixture, StrictFixture},
     conformance::{ExpectedFailure, Suite},
+    cuda::{self, CudaFixture},
 };
 
 /// What is known to fail, and why.
 const EXPECTED_FAILURES: &[ExpectedFailure] = &[];
 
 fn main() -> ExitCode {
+    // Kept until the end.
+    let _driver = cuda::install();
     let mut suite = Suite::new(EXPECTED_FAILURES)
         .backend("cpu", 1, CpuFixture::new)
         .backend("any", 1, AnyFixture::new)
         .backend("strict", 2, StrictFixture::cuda)
-        .backend("strict-ascend", 2, StrictFixture::ascend);
-    for backend in haulier::devices::backends().into_iter().filter(|backend| backend.devices.is_empty()) {
+        .backend("strict-ascend", 2, StrictFixture::ascend)
+        .backend("cuda-sim", 2, CudaFixture::new)
+        .absent("cuda", "no GPU takes part here: cuda-sim is the CUDA backend on a simulated libcuda.so.1");
+    let backends = haulier::devices::backends().into_iter();
+    for backend in backends.filter(|backend| backend.devices.is_empty() && backend.name != "cuda") {
         suite = match backend.presence {
             Some(presence) => suite.absent(backend.name, presence),
             None => suite.absent(backend.name, "not compiled in"),

@@ -6,6 +6,7 @@ use backend_cpu::strict::{MachineOwner, StrictDevice};
 use hal::{Buffer, Device, DeviceUuid, LogicalId};
 use haulier::{Error, Options, Registered, StoreClient};
 use haulier_tests::{
+    cuda,
     peer::{self, Link},
     rig::{filled, machine},
 };
@@ -16,6 +17,8 @@ fn main() {
     match role.as_str() {
         "client" => client(&link),
         "exits" => exits(&link),
+        cuda::NODE => cuda::serve(&link),
+        cuda::CLIENT => cuda::client(&link),
         other => panic!("there is no role {other}"),
     }
 }
