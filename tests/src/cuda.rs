@@ -212,14 +212,19 @@ pub fn peek(region: Region) -> Vec<u8> {
 }
 
 /// The calls of this process that had another device current than the one they were about, or none.
+///
+/// # Panics
+/// Where nothing was called, which would show nothing.
 pub fn misplaced() -> Vec<Call> {
     let needs_a_context = |call: &Call| {
         ["cuMem", "cuStream", "cuEvent", "cuIpc", "cuPointer", "cuLaunch"]
             .iter()
             .any(|family| call.function.starts_with(family))
     };
-    let calls = sim().log().into_iter();
+    let calls = sim().log();
+    assert!(!calls.is_empty(), "nothing was called, so this shows nothing");
     calls
+        .into_iter()
         .filter(|call| {
             let without = needs_a_context(call) && call.device.is_none();
             without || call.owner.is_some_and(|owner| needs_a_context(call) && call.device != Some(owner))
@@ -271,7 +276,6 @@ pub fn serve(link: &Link) {
             Ask::Count(function) => Told::Number(sim().count(&function)),
             Ask::OpenImports => Told::Number(sim().open_imports().expect("it is counted")),
             Ask::Misplaced => {
-                assert!(!sim().log().is_empty(), "nothing was called, so this shows nothing");
                 let calls = misplaced();
                 Told::Text(calls.iter().take(8).map(|call| format!("{call:?}\n")).collect())
             }
@@ -612,4 +616,53 @@ pub fn unshareable() -> (u64, u64) {
     assert_eq!(cu!(cuMemAllocAsync(&mut pool => *mut u64, 4096 => usize, 0 => usize)), 0);
     assert_eq!(cu!(cuMemAllocManaged(&mut managed => *mut u64, 4096 => usize, GLOBAL => u32)), 0);
     (pool, managed)
+}
+
+/// Virtual memory of chunks of these lengths, made to be shared, as PyTorch's expandable segments are. It lives as long
+/// as the process.
+///
+/// # Panics
+/// Where the driver refuses.
+pub fn expandable(device: &CudaDevice, chunks: &[usize]) -> Region {
+    /// `CUmemAllocationProp`.
+    #[repr(C)]
+    struct Properties {
+        kind: u32,
+        handle_types: u32,
+        location: [u32; 2],
+        win32: usize,
+        flags: [u8; 8],
+    }
+    const PINNED: u32 = 1;
+    const POSIX_FD: u32 = 1;
+    const ON_DEVICE: u32 = 1;
+    const READ_WRITE: u32 = 3;
+    let ordinal = device.identity().logical.0;
+    let len = chunks.iter().sum::<usize>();
+    let mut addr = 0u64;
+    on(device, || {
+        let reserved =
+            cu!(cuMemAddressReserve(&mut addr => *mut u64, 2 * len => usize, 0 => usize, 0 => u64, 0 => u64));
+        assert_eq!(reserved, 0);
+        let mut at = addr;
+        for &chunk in chunks {
+            let location = [ON_DEVICE, ordinal];
+            let properties =
+                Properties { kind: PINNED, handle_types: POSIX_FD, location, win32: 0, flags: [0; 8] };
+            let mut handle = 0u64;
+            let created = cu!(cuMemCreate(
+                &mut handle => *mut u64, chunk => usize, &properties => *const Properties, 0 => u64
+            ));
+            assert_eq!(created, 0);
+            assert_eq!(cu!(cuMemMap(at => u64, chunk => usize, 0 => usize, handle => u64, 0 => u64)), 0);
+            // The mapping keeps the memory.
+            assert_eq!(cu!(cuMemRelease(handle => u64)), 0);
+            let access = [ON_DEVICE, ordinal, READ_WRITE];
+            let allowed =
+                cu!(cuMemSetAccess(at => u64, chunk => usize, access.as_ptr() => *const u32, 1 => usize));
+            assert_eq!(allowed, 0);
+            at += chunk as u64;
+        }
+    });
+    device.region(addr as usize, len)
 }

@@ -1,0 +1,388 @@
+//! Cases of the field's reports on the CUDA backend, through a client and a node in two processes with simulated drivers
+//! of one machine. What one process can show is in the backend's own tests. No GPU takes part.
+
+use std::{collections::HashSet, thread, time::Duration};
+
+use backend_cuda::CudaDevice;
+use hal::{Device, DeviceExt};
+use haulier::{Error, Options, Payload, Put, StoreClient};
+use haulier_tests::{
+    conformance::pattern,
+    cu,
+    cuda::{self, CudaNode, alone, client_process, device, filled, misplaced, on, peek, sim},
+    process::Serve,
+    rig::{counter, eventually},
+};
+
+const PEER: &str = env!("CARGO_BIN_EXE_haulier-peer");
+/// More than what may travel inside a message.
+const LEN: usize = 64 << 10;
+/// How many allocations of a client the node keeps open.
+const OPEN_MAX: u64 = 64;
+
+fn stored(puts: &[haulier::Result<Put>]) {
+    assert!(puts.iter().all(|put| matches!(put, Ok(Put::Stored))), "{puts:?}");
+}
+
+fn nothing_was_misplaced(node: &CudaNode) {
+    let wrong = misplaced();
+    assert!(wrong.is_empty(), "{wrong:?}");
+    node.every_call_had_its_device();
+}
+
+/// P28, P30.
+#[test]
+fn ten_thousand_allocations_at_reused_addresses_are_each_read_anew_and_closed() {
+    alone(&[], || {
+        let (node, device) = (CudaNode::new(PEER), device(0));
+        let client = node.client(&device);
+        let mut addresses = HashSet::new();
+        for round in 0..10_000u64 {
+            let bytes = round.to_le_bytes().repeat(32);
+            let buffer = filled(&device, &bytes);
+            addresses.insert(buffer.region().addr);
+            client.upsert("k", &buffer).unwrap();
+            drop(buffer);
+            assert!(client.get("k").unwrap() == bytes, "stale bytes in round {round}");
+            if round % 100 == 0 {
+                let open = node.open_imports();
+                assert!(open <= OPEN_MAX, "{open} are open after {round} rounds");
+            }
+        }
+        assert!(addresses.len() < 100, "{} addresses: they were not reused", addresses.len());
+        assert_eq!(node.calls("cuIpcOpenMemHandle_v2"), 10_000, "each had a handle of its own");
+        drop(client);
+        eventually("all is closed", || node.open_imports() == 0);
+        assert_eq!(node.calls("cuIpcCloseMemHandle"), 10_000);
+        assert_eq!(sim().live_allocations().unwrap(), 0);
+    });
+}
+
+/// P04, P05, P11, P39.
+#[test]
+fn sixteen_clients_on_two_devices_have_the_right_one_in_each_call_and_give_the_callers_back() {
+    alone(&[], || {
+        let node = CudaNode::new(PEER);
+        thread::scope(|scope| {
+            for i in 0..16u8 {
+                let node = &node;
+                scope.spawn(move || {
+                    let (device, other) = (device(u32::from(i % 2)), device(u32::from(1 - i % 2)));
+                    let client = node.client(&device);
+                    // An application's thread: without a context, with this device's, or with the other one's.
+                    let bound = match i % 3 {
+                        0 => None,
+                        1 => Some(device.bind_current().unwrap()),
+                        _ => Some(other.bind_current().unwrap()),
+                    };
+                    let context = || {
+                        let mut context = 0u64;
+                        assert_eq!(cu!(cuCtxGetCurrent(&mut context => *mut u64)), 0);
+                        context
+                    };
+                    let before = context();
+                    assert_eq!(before == 0, bound.is_none());
+                    for round in 0..10u8 {
+                        let key = format!("{i}/{round}");
+                        let bytes = pattern(i * 10 + round, LEN);
+                        let mut buffer = filled(&device, &bytes);
+                        let registered = client.register_buffer(&buffer).unwrap();
+                        assert_eq!(client.put(&key, &buffer).unwrap(), Put::Stored);
+                        drop(registered);
+                        sim().poke(buffer.region().addr as u64, &vec![0; LEN]).unwrap();
+                        assert_eq!(client.get_into(&key, &mut buffer).unwrap(), LEN as u64);
+                        assert!(peek(buffer.region()) == bytes, "{key}");
+                        let host = vec![i; LEN];
+                        drop(client.register_buffer(&host).unwrap());
+                        assert_eq!(context(), before, "the caller's context was not given back");
+                    }
+                    drop(client);
+                    assert_eq!(context(), before);
+                });
+            }
+        });
+        assert_eq!((node.stored("ipc"), node.stored("staging")), (160, 0));
+        nothing_was_misplaced(&node);
+        for logical in [0, 1] {
+            assert_eq!(device(logical).failed_drops(), 0);
+        }
+    });
+}
+
+/// P25, P26.
+#[test]
+fn memory_without_a_handle_is_staged_and_the_rest_of_the_batch_goes_by_ipc() {
+    alone(&[], || {
+        let (node, device) = (CudaNode::new(PEER), device(0));
+        let client = node.client(&device);
+        let (pool, managed) = on(&device, cuda::unshareable);
+        sim().poke(pool, &pattern(1, 4096)).unwrap();
+        sim().poke(managed, &pattern(2, 4096)).unwrap();
+        let (a, c) = (filled(&device, &pattern(3, LEN)), filled(&device, &pattern(4, LEN)));
+        // SAFETY: both live as long as the process, and nothing is queued on them.
+        let raw = |pointer: u64| unsafe { Payload::raw(pointer as usize, 4096) };
+        stored(&client.batch_put(vec![
+            ("a", (&a).into()),
+            ("pool", raw(pool)),
+            ("c", (&c).into()),
+            ("managed", raw(managed)),
+        ]));
+        assert_eq!((node.stored("ipc"), node.stored("staging")), (2, 2));
+        assert_eq!((node.fell_back("pool"), node.fell_back("managed")), (1, 1));
+        for (key, seed, len) in [("a", 3, LEN), ("pool", 1, 4096), ("c", 4, LEN), ("managed", 2, 4096)] {
+            assert!(client.get(key).unwrap() == pattern(seed, len), "{key}");
+        }
+        nothing_was_misplaced(&node);
+    });
+}
+
+/// P25: PyTorch's expandable segments, chunk by chunk.
+#[test]
+fn virtual_memory_of_several_chunks_goes_by_descriptors() {
+    alone(&[], || {
+        let (node, device) = (CudaNode::new(PEER), device(1));
+        let client = node.client(&device);
+        const CHUNK: usize = 2 << 20;
+        let segment = cuda::expandable(&device, &[CHUNK; 3]);
+        let bytes = pattern(7, 3 * CHUNK);
+        sim().poke(segment.addr as u64, &bytes).unwrap();
+        // Across two borders, and within one chunk.
+        let parts = [(CHUNK / 2, 2 * CHUNK), (CHUNK + 4096, LEN), (0, 3 * CHUNK)];
+        for (i, (offset, len)) in parts.into_iter().enumerate() {
+            // SAFETY: the memory lives as long as the process, and nothing is queued on it.
+            let part = unsafe { Payload::raw(segment.addr + offset, len) };
+            assert_eq!(client.put(&i.to_string(), part).unwrap(), Put::Stored);
+            assert!(client.get(&i.to_string()).unwrap() == bytes[offset..offset + len], "part {i}");
+        }
+        assert_eq!((node.stored("ipc"), node.stored("staging")), (3, 0));
+        assert_eq!(node.calls("cuIpcOpenMemHandle_v2"), 0);
+        assert!(node.calls("cuMemImportFromShareableHandle") >= 3);
+
+        // The node may not open them: the same call goes by staging. 1 stands for EPERM.
+        node.faults("cuMemImportFromShareableHandle=1");
+        let again = cuda::expandable(&device, &[CHUNK; 2]);
+        sim().poke(again.addr as u64, &bytes[..2 * CHUNK]).unwrap();
+        // SAFETY: as above.
+        let part = unsafe { Payload::raw(again.addr, 2 * CHUNK) };
+        assert_eq!(client.put("refused", part).unwrap(), Put::Stored);
+        assert!(client.get("refused").unwrap() == bytes[..2 * CHUNK]);
+        assert_eq!((node.stored("ipc"), node.fell_back("import_refused")), (3, 1));
+        nothing_was_misplaced(&node);
+    });
+}
+
+/// P27.
+#[test]
+fn tensors_of_one_allocation_share_one_handle_and_all_go_by_ipc() {
+    alone(&[], || {
+        let (node, device) = (CudaNode::new(PEER), device(0));
+        let client = node.client(&device);
+        let bytes = pattern(5, 4 << 20);
+        let whole = filled(&device, &bytes);
+        let offsets = [0, 1 << 20, 3 << 20];
+        let part = |offset| Payload::part(&whole, offset, 1 << 20).unwrap();
+        let registered: Vec<_> = offsets.iter().map(|&o| client.register_buffer(part(o)).unwrap()).collect();
+        sim().clear_log().unwrap();
+        stored(&client.batch_put(vec![("0", part(0)), ("1", part(1 << 20)), ("3", part(3 << 20))]));
+        assert_eq!((node.stored("ipc"), node.counter("haulier_fallbacks_total", &[])), (3, 0));
+        assert_eq!((sim().count("cuIpcGetMemHandle"), node.calls("cuIpcOpenMemHandle_v2")), (1, 1));
+        for (key, offset) in ["0", "1", "3"].into_iter().zip(offsets) {
+            assert!(client.get(key).unwrap() == bytes[offset..offset + (1 << 20)], "{key}");
+        }
+        drop(registered);
+        assert_eq!(device.registrations(), 0);
+    });
+}
+
+/// P31, P35: a client that sees the second card only, and is killed. The kernel closes its socket; no timer is needed.
+#[test]
+fn a_killed_client_leaves_nothing_open_and_its_device_was_the_one_with_its_uuid() {
+    alone(&[], || {
+        let node = CudaNode::new(PEER);
+        let other = node.client(&device(0));
+        for bytes in [&[][..], &[1, 2, 3]] {
+            let visible = [("CUDA_VISIBLE_DEVICES", "1")];
+            let (mut peer, uuid) = client_process(&node, 0, bytes, LEN, &visible);
+            assert_eq!(uuid, device(1).identity().uuid, "its device 0 is the machine's 1");
+            assert_eq!(node.open_imports(), bytes.len() as u64);
+            peer.kill();
+            eventually("everything of the dead client is closed", || {
+                node.open_imports() == 0 && node.counter("haulier_clients", &[]) == 1
+            });
+            assert_eq!(node.counter("haulier_grants", &[]), 0);
+            for (key, byte) in bytes.iter().enumerate() {
+                assert!(other.get(&key.to_string()).unwrap() == vec![*byte; LEN]);
+            }
+        }
+        assert_eq!((node.stored("ipc"), node.stored("staging")), (3, 0));
+        node.every_call_had_its_device();
+    });
+}
+
+/// P35: the node does not see the client's card.
+#[test]
+fn memory_of_a_device_that_the_node_does_not_see_is_staged() {
+    alone(&[], || {
+        let node = CudaNode::with(PEER, true, &[("CUDA_VISIBLE_DEVICES", "0")]);
+        let device = device(1);
+        let client = node.client(&device);
+        let mut buffer = filled(&device, &pattern(1, LEN));
+        client.put("k", &buffer).unwrap();
+        assert_eq!((node.stored("ipc"), node.fell_back("not_negotiated")), (0, 1));
+        sim().poke(buffer.region().addr as u64, &vec![0; LEN]).unwrap();
+        client.get_into("k", &mut buffer).unwrap();
+        assert!(peek(buffer.region()) == pattern(1, LEN));
+        assert_eq!(node.calls("cuIpcOpenMemHandle_v2"), 0, "it was tried all the same");
+    });
+}
+
+/// P36: a daemon that knows the host only.
+#[test]
+fn a_daemon_without_cuda_serves_it_by_staging_and_says_why() {
+    alone(&[], || {
+        let daemon = Serve::pool("64MiB").arg("--backend").arg("cpu").start();
+        let device = device(0);
+        let client = StoreClient::connect(device.clone(), daemon.socket(), Options::default()).unwrap();
+        let mut buffer = filled(&device, &pattern(1, LEN));
+        client.put("k", &buffer).unwrap();
+        sim().poke(buffer.region().addr as u64, &vec![0; LEN]).unwrap();
+        client.get_into("k", &mut buffer).unwrap();
+        assert!(peek(buffer.region()) == pattern(1, LEN));
+        let metrics = client.metrics().unwrap();
+        assert!(counter(&metrics, "haulier_fallbacks_total", &["reason=\"not_negotiated\""]) >= 1);
+        assert_eq!(sim().count("cuIpcGetMemHandle"), 0, "a handle was made that nobody can open");
+    });
+}
+
+/// P37.
+#[test]
+fn an_import_that_is_refused_is_staged_within_the_same_call() {
+    alone(&[], || {
+        let (node, device) = (CudaNode::new(PEER), device(1));
+        let client = node.client(&device);
+        for (i, code) in [205, 208, 9999].into_iter().enumerate() {
+            let (first, second) = (filled(&device, &pattern(1, LEN)), filled(&device, &pattern(2, LEN)));
+            node.faults(&format!("cuIpcOpenMemHandle_v2:1={code}"));
+            let (refused, fine) = (format!("refused-{code}"), format!("fine-{code}"));
+            stored(&client.batch_put(vec![(&refused, (&first).into()), (&fine, (&second).into())]));
+            let times = i as u64 + 1;
+            assert_eq!((node.stored("ipc"), node.fell_back("import_refused")), (times, times));
+            assert!(client.get(&refused).unwrap() == pattern(1, LEN));
+            assert!(client.get(&fine).unwrap() == pattern(2, LEN));
+        }
+        nothing_was_misplaced(&node);
+    });
+}
+
+/// P09: the client finds the new daemon by itself, on a thread that is bound.
+#[test]
+fn after_a_restart_of_the_node_registrations_and_handles_are_made_anew() {
+    alone(&[], || {
+        let mut node = CudaNode::new(PEER);
+        let device = device(1);
+        let client = node.client(&device);
+        let mut buffer = filled(&device, &pattern(1, LEN));
+        let registered_buffer = filled(&device, &pattern(2, LEN));
+        let _registered = client.register_buffer(&registered_buffer).unwrap();
+        client.put("k", &buffer).unwrap();
+        node.kill();
+        node.start();
+        assert_eq!(client.put("k", &buffer).unwrap(), Put::Stored);
+        assert_eq!(client.put("r", &registered_buffer).unwrap(), Put::Stored);
+        sim().poke(buffer.region().addr as u64, &vec![0; LEN]).unwrap();
+        client.get_into("k", &mut buffer).unwrap();
+        assert!(peek(buffer.region()) == pattern(1, LEN));
+        assert_eq!((node.stored("ipc"), node.stored("staging")), (2, 0));
+        nothing_was_misplaced(&node);
+    });
+}
+
+/// P06: one thread, first memory of one device, then of the other; what fails says so at once.
+#[test]
+fn a_registration_that_fails_on_the_second_device_says_so_and_leaves_the_first() {
+    alone(&[], || {
+        let node = CudaNode::new(PEER);
+        let (first, second) = (node.client(&device(0)), node.client(&device(1)));
+        let (mine, theirs) = (vec![1u8; LEN], vec![2u8; LEN]);
+        let registered = first.register_buffer(&mine).unwrap();
+        sim().plan_faults("cuMemHostRegister_v2:1=2").unwrap();
+        match second.register_buffer(&theirs) {
+            Err(Error::Device(e)) => assert_eq!(e.vendor_code(), Some(2), "{e}"),
+            other => panic!("{other:?}"),
+        }
+        drop(second.register_buffer(&theirs).unwrap());
+        assert_eq!(sim().registrations().unwrap(), 1);
+        drop(registered);
+        assert_eq!(sim().registrations().unwrap(), 0);
+        nothing_was_misplaced(&node);
+    });
+}
+
+/// P20.
+#[test]
+fn a_put_under_capture_is_refused_and_spoils_nothing() {
+    alone(&[], || {
+        let (node, device) = (CudaNode::new(PEER), device(0));
+        let client = node.client(&device);
+        let (mut buffer, stream) = (filled(&device, &pattern(1, LEN)), cuda::stream(&device));
+        client.put("there", &buffer).unwrap();
+        // Global, of this thread, relaxed.
+        for mode in 0..3u32 {
+            let begun = on(&device, || cu!(cuStreamBeginCapture_v2(stream.raw() => usize, mode => u32)));
+            assert_eq!(begun, 0);
+            device.with_stream(stream, || {
+                for refused in
+                    [client.put("k", &buffer).map(drop), client.get_into("there", &mut buffer).map(drop)]
+                {
+                    let Err(Error::NotSent { cause }) = refused else { panic!("{refused:?}") };
+                    assert!(matches!(*cause, Error::StreamCapturing), "{cause}");
+                }
+                assert!(matches!(client.register_buffer(&buffer), Err(Error::StreamCapturing)));
+            });
+            // Beside the capture, on the default stream of a thread, work goes on where the driver lets it.
+            thread::scope(|scope| {
+                scope.spawn(|| client.get("there").map(drop).unwrap());
+            });
+            let mut graph = 0usize;
+            let ended =
+                on(&device, || cu!(cuStreamEndCapture(stream.raw() => usize, &mut graph => *mut usize)));
+            assert_eq!(ended, 0, "the capture was spoiled");
+        }
+        assert!(!client.exists("k").unwrap());
+        assert_eq!(device.with_stream(stream, || client.put("k", &buffer)).unwrap(), Put::Stored);
+    });
+}
+
+fn gives_up_in_time(
+    client: &StoreClient<CudaDevice>,
+    put: impl FnOnce(&StoreClient<CudaDevice>) -> haulier::Result<Put>,
+) {
+    let put = put(&client.with_deadline(Duration::from_millis(300)));
+    match put {
+        Err(Error::Timeout { .. }) => {}
+        Err(Error::NotSent { cause }) if matches!(*cause, Error::Timeout { .. }) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+/// P17: work that never ends, and drivers that hang in the client and in the node.
+#[test]
+fn what_never_ends_times_out_and_others_go_on() {
+    alone(&[], || {
+        let node = CudaNode::new(PEER);
+        let (mine, theirs) = (device(0), device(1));
+        let (client, other) = (node.client(&mine), node.client(&theirs));
+        let (buffer, stream) = (filled(&mine, &pattern(1, LEN)), cuda::stream(&mine));
+        cuda::hold(&mine, stream);
+        cuda::queue_fill(&mine, stream, buffer.region(), 0xab);
+        gives_up_in_time(&client, |client| mine.with_stream(stream, || client.put("k", &buffer)));
+        assert_eq!(other.put("a", &filled(&theirs, &pattern(2, LEN))).unwrap(), Put::Stored);
+        cuda::release(&mine, stream);
+
+        node.faults("cuIpcOpenMemHandle_v2:1=hang");
+        gives_up_in_time(&client, |client| client.put("k", &buffer));
+        assert_eq!(other.put("b", &filled(&theirs, &pattern(3, LEN))).unwrap(), Put::Stored);
+        assert!(!other.exists("k").unwrap(), "a key is there that was given up");
+        assert!(other.get("a").unwrap() == pattern(2, LEN));
+    });
+}
