@@ -20,9 +20,19 @@ use crate::{
     stream::Streams,
 };
 
-/// The host is always present: it needs no library and no driver.
+/// Not /etc/machine-id: containers of one host have their own, and images of two hosts may share one.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Whether [`CpuDevice::open`] works here, and if not, why. The host needs no library and no driver.
 pub fn probe() -> Presence {
-    Presence::Present { library: None }
+    presence(CpuDevice::open())
+}
+
+fn presence(opened: Result<CpuDevice>) -> Presence {
+    match opened {
+        Ok(_) => Presence::Present { library: None },
+        Err(e) => Presence::Absent { why: e.to_string(), looked: vec![BOOT_ID.into()] },
+    }
 }
 
 /// The host. There is one in a process, and every handle means that one.
@@ -49,7 +59,7 @@ impl CpuDevice {
         HOST.get_or_init(|| {
             let identity = Identity {
                 backend: BACKEND,
-                uuid: host_uuid()?,
+                uuid: host_uuid(BOOT_ID)?,
                 logical: LogicalId(0),
                 physical: None,
                 name: "host memory".into(),
@@ -103,7 +113,6 @@ impl Device for CpuDevice {
         caps.ipc_import = true;
         caps.register_host = true;
         caps.register_device = true;
-        caps.host_access = true;
         caps
     }
 
@@ -116,7 +125,7 @@ impl Device for CpuDevice {
         self.bind_current()
     }
 
-    fn restore(&self, (): ()) {}
+    unsafe fn restore(&self, (): ()) {}
 
     fn current_stream(bound: &Bound<'_, Self>) -> CpuStream {
         hal::named_stream(bound.device()).unwrap_or(CpuStream::DEFAULT)
@@ -178,11 +187,11 @@ impl Device for CpuDevice {
     }
 }
 
-fn host_uuid() -> Result<DeviceUuid> {
-    // Not /etc/machine-id: containers of one host have their own, and images of two hosts may share one.
-    const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-    let boot = std::fs::read(BOOT_ID).map_err(|e| {
-        error(Kind::NotPresent, "open").detail(format!("{BOOT_ID} could not be read; mount /proc")).source(e)
+fn host_uuid(boot_id: &str) -> Result<DeviceUuid> {
+    let boot = std::fs::read(boot_id).map_err(|e| {
+        error(Kind::NotPresent, "open")
+            .detail(format!("{boot_id} could not be read ({e}); mount /proc"))
+            .with_source(e)
     })?;
     Ok(derive_uuid(&[b"haulier/cpu", boot.trim_ascii()]))
 }
@@ -207,8 +216,18 @@ mod tests {
 
     #[test]
     fn the_uuid_is_the_hosts_and_not_the_processs() {
-        assert_eq!(host_uuid().unwrap(), CpuDevice::open().unwrap().uuid());
+        assert_eq!(host_uuid(BOOT_ID).unwrap(), CpuDevice::open().unwrap().uuid());
         assert_ne!(derive_uuid(&[b"haulier/cpu", b"boot a"]), derive_uuid(&[b"haulier/cpu", b"boot b"]));
         assert_ne!(derive_uuid(&[b"ab", b"c"]), derive_uuid(&[b"a", b"bc"]));
+    }
+
+    #[test]
+    fn a_host_that_cannot_be_opened_is_not_present_and_says_why() {
+        assert!(matches!(probe(), Presence::Present { library: None }));
+        let refused = host_uuid("/proc/no/boot_id").unwrap_err();
+        assert_eq!(refused.kind(), Kind::NotPresent);
+        let told = presence(Err(refused)).to_string();
+        assert!(told.starts_with("not present") && told.contains("/proc/no/boot_id"), "{told}");
+        assert!(told.contains("No such file") && told.contains("mount /proc"), "{told}");
     }
 }

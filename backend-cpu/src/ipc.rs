@@ -68,7 +68,7 @@ pub(crate) fn export(device: &CpuDevice, region: Region) -> Result<Export> {
     };
     let (allocated, fd) = fd;
     let descriptor = fd.try_clone().map_err(|e| {
-        error(Kind::Driver, OP).detail("the descriptor could not be duplicated (ulimit -n)").source(e)
+        error(Kind::Driver, OP).detail("the descriptor could not be duplicated (ulimit -n)").with_source(e)
     })?;
     let handle = IpcHandle {
         device: device.uuid(),

@@ -12,7 +12,7 @@
 //! | `ipc` | export, and [`CpuImport`] |
 //! | `register` | [`CpuRegistration`] |
 //! | `error` | errors with the host's errno as vendor code |
-//! | [`strict`] | a simulated accelerator machine, for tests |
+//! | `strict` | a simulated accelerator machine, for tests: only with the feature `strict` |
 //! | `memfd`, `queue` | what both are made of |
 
 mod device;
@@ -23,6 +23,7 @@ mod memory;
 mod queue;
 mod register;
 mod stream;
+#[cfg(feature = "strict")]
 pub mod strict;
 
 pub use device::{CpuDevice, probe};

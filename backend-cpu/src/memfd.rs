@@ -40,6 +40,7 @@ pub(crate) fn create_named(name: &str, len: usize) -> Result<OwnedFd, Errno> {
 pub(crate) type FileId = (u64, u64);
 
 /// The file behind a descriptor.
+#[cfg(feature = "strict")]
 pub(crate) fn identity(fd: impl AsFd) -> Result<FileId, Errno> {
     let stat = fstat(fd)?;
     Ok((stat.st_dev, stat.st_ino))
@@ -127,6 +128,7 @@ impl Mapping {
     }
 
     /// Sets `len` bytes from `offset` on to `byte`; `None` where that reaches past the end.
+    #[cfg(any(feature = "strict", test))]
     pub(crate) fn fill(&self, offset: usize, len: usize, byte: u8) -> Option<()> {
         let to = self.at(offset, len)?;
         let _alone = self.access.write();

@@ -147,7 +147,9 @@ impl Allocations {
         })?;
         let by_base = self.by_base.read();
         // The last allocation that begins before the region's end, or at the address itself for no bytes.
-        let Some((&base, entry)) = by_base.range(..end.max(addr + 1)).next_back() else { return Ok(None) };
+        let Some((&base, entry)) = by_base.range(..end.max(addr.saturating_add(1))).next_back() else {
+            return Ok(None);
+        };
         if base + entry.len <= addr {
             return Ok(None);
         }

@@ -104,11 +104,13 @@ impl Queue {
     }
 
     /// Lets nothing more run. What is running now goes on.
+    #[cfg(feature = "strict")]
     pub(crate) fn hold(&self) {
         self.shared.state.lock().allowance = 0;
     }
 
     /// Lets this many more items run, `u64::MAX` for no hold any longer.
+    #[cfg(feature = "strict")]
     pub(crate) fn allow(&self, items: u64) {
         let mut state = self.shared.state.lock();
         state.allowance = state.allowance.saturating_add(items);
@@ -122,6 +124,7 @@ impl Queue {
     }
 
     /// How many items have not run.
+    #[cfg(feature = "strict")]
     pub(crate) fn pending(&self) -> u64 {
         let state = self.shared.state.lock();
         state.queued - state.done

@@ -141,7 +141,7 @@ impl Streams {
             return Ok(Arc::clone(queue));
         }
         let queue = Queue::start(format!("cpu-stream-{raw}"))
-            .map_err(|e| error(Kind::OutOfMemory, op).detail("no thread for the stream").source(e))?;
+            .map_err(|e| error(Kind::OutOfMemory, op).detail("no thread for the stream").with_source(e))?;
         Ok(Arc::clone(queues.entry(raw).or_insert(Arc::new(queue))))
     }
 

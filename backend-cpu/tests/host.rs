@@ -63,6 +63,8 @@ fn what_reaches_outside_an_allocation_is_an_invalid_range() {
         assert_eq!(bound.export_ipc(Region::host(addr, len)).unwrap_err().kind(), Kind::InvalidRange);
     }
     assert_eq!(bound.locate(usize::MAX, 2).unwrap_err().kind(), Kind::InvalidRange);
+    assert_eq!(bound.locate(usize::MAX, 1).unwrap_err().kind(), Kind::InvalidRange);
+    assert_eq!(bound.locate(usize::MAX, 0).unwrap().allocation, None);
     assert_eq!(bound.locate(0, 0).unwrap_err().kind(), Kind::InvalidArgument);
     assert_eq!(memory.write(4_999, &[1, 2]).unwrap_err().kind(), Kind::InvalidRange);
     assert_eq!(memory.read(usize::MAX, &mut [0; 2]).unwrap_err().kind(), Kind::InvalidRange);

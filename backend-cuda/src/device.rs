@@ -411,7 +411,7 @@ impl Device for CudaDevice {
         Ok(unsafe { Bound::new(self, None) })
     }
 
-    fn restore(&self, CudaPrevious(previous): CudaPrevious) {
+    unsafe fn restore(&self, CudaPrevious(previous): CudaPrevious) {
         let driver = self.driver();
         let restored = driver.pop().and_then(|popped| {
             if Some(&popped) == self.0.context.get() {

@@ -17,19 +17,16 @@ pub struct Caps {
     pub register_host: bool,
     /// Device memory can be registered for DMA.
     pub register_device: bool,
-    /// Device memory can be read and written by the host directly, without a copy through the driver.
-    pub host_access: bool,
 }
 
 impl Caps {
     /// Every flag by name, for tables.
-    pub fn flags(&self) -> [(&'static str, bool); 5] {
+    pub fn flags(&self) -> [(&'static str, bool); 4] {
         [
             ("ipc_export", self.ipc_export),
             ("ipc_import", self.ipc_import),
             ("register_host", self.register_host),
             ("register_device", self.register_device),
-            ("host_access", self.host_access),
         ]
     }
 }

@@ -45,7 +45,11 @@ pub trait Device: Clone + Debug + Send + Sync + Sized + 'static {
 
     /// Gives the calling thread back as it was. Only [`Bound`] calls it; it cannot fail: what the driver refuses is
     /// logged and counted.
-    fn restore(&self, previous: Self::Previous);
+    ///
+    /// # Safety
+    /// `previous` must be what the proof that is being ended got on this thread, and no younger proof may be valid here:
+    /// it would go on working without its device.
+    unsafe fn restore(&self, previous: Self::Previous);
 
     /// The stream on which the calling thread's next work would be queued: the one named by an enclosing
     /// [`with_stream`](DeviceExt::with_stream), else the device's default stream.
@@ -71,7 +75,8 @@ pub trait Device: Clone + Debug + Send + Sync + Sized + 'static {
     ///
     /// *Guarantees*: an address that the driver does not know is host memory only where the driver says so; a question
     /// that fails is an error and never taken to mean "host". Never dereferences. `len` 0 asks about the address alone.
-    /// *Errors*: [`Kind::InvalidRange`](crate::Kind::InvalidRange) where the region leaves its allocation.
+    /// *Errors*: [`Kind::InvalidRange`](crate::Kind::InvalidRange) where the region leaves its allocation,
+    /// [`Kind::InvalidArgument`](crate::Kind::InvalidArgument) for a null address.
     fn locate(bound: &Bound<'_, Self>, addr: usize, len: usize) -> Result<Located>;
 
     /// New device memory of `len` bytes, exportable where [`Caps::ipc_export`] says so.
@@ -84,8 +89,8 @@ pub trait Device: Clone + Debug + Send + Sync + Sized + 'static {
     ///
     /// *Guarantees*: runs on a stream of the library's own and waits for nothing that the caller queued: that is what
     /// readiness is for. Work queued by the caller afterwards sees the bytes.
-    /// *Errors*: [`Kind::InvalidArgument`](crate::Kind::InvalidArgument) where the lengths differ,
-    /// [`Kind::DeviceMismatch`](crate::Kind::DeviceMismatch) where a region is on another device.
+    /// *Errors*: [`Kind::InvalidArgument`](crate::Kind::InvalidArgument) where the lengths differ or an address of bytes
+    /// is null, [`Kind::DeviceMismatch`](crate::Kind::DeviceMismatch) where a region is on another device.
     ///
     /// # Safety
     /// Both regions must be allocated for the whole call, and nobody may write `from` or touch `to` meanwhile.
@@ -95,8 +100,11 @@ pub trait Device: Clone + Debug + Send + Sync + Sized + 'static {
     ///
     /// *Guarantees*: the handle is for the whole allocation, with the region's offset and length beside it; exporting
     /// two regions of one allocation gives equal handles. "Cannot be exported" is an answer with a reason, not an error.
-    /// *Caller must*: keep the allocation until every importer has closed it.
-    /// *Errors*: [`Kind::DeviceMismatch`](crate::Kind::DeviceMismatch) for memory of another device.
+    /// *Caller must*: keep the allocation until the call that sent the handle has returned. An importer may keep it open
+    /// for longer, as a cache does, and must not touch the memory after that call. Where a driver leaves it undefined to
+    /// free an allocation that is still open elsewhere, the backend or the importer has to close it first.
+    /// *Errors*: [`Kind::DeviceMismatch`](crate::Kind::DeviceMismatch) for memory of another device,
+    /// [`Kind::Unsupported`](crate::Kind::Unsupported) where [`Caps::ipc_export`] is clear.
     fn export_ipc(bound: &Bound<'_, Self>, region: Region) -> Result<Export>;
 
     /// Opens another process's allocation.

@@ -148,7 +148,7 @@ impl Error {
     }
 
     /// Keeps the error below. It does not travel to another process.
-    pub fn source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+    pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         self.0.source = Some(Arc::new(source));
         self
     }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{BufferId, DeviceUuid};
 
 /// The most bytes of an opaque handle: CUDA's has 64, ACL's key 65, a fabric handle 128.
-pub const OPAQUE_MAX: usize = 128;
+const OPAQUE_MAX: usize = 128;
 
 /// The most descriptors of one handle; the kernel passes at most 253 in a message.
 pub const DESCRIPTORS_MAX: usize = 128;
@@ -88,7 +88,8 @@ pub enum NotExportable {
     Managed,
     /// Memory that was imported itself.
     Imported,
-    /// The device exports nothing ([`Caps::ipc_export`](crate::Caps::ipc_export) is clear).
+    /// The device exports nothing: [`Caps::ipc_export`](crate::Caps::ipc_export) is clear. Who looks at the flag first
+    /// counts this reason; a backend that is asked all the same answers [`Kind::Unsupported`](crate::Kind::Unsupported).
     Device,
 }
 

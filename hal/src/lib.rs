@@ -34,7 +34,7 @@ pub use deadline::Deadline;
 pub use device::{Buffer, Device, DeviceExt, Keep};
 pub use error::{Error, Kind, Result};
 pub use identity::{DeviceUuid, Identity, LogicalId, PhysicalId};
-pub use ipc::{DESCRIPTORS_MAX, Export, Exported, IpcHandle, NotExportable, OPAQUE_MAX, Token};
+pub use ipc::{DESCRIPTORS_MAX, Export, Exported, IpcHandle, NotExportable, Token};
 pub use presence::Presence;
 pub use region::{Allocated, BufferId, Located, Memory, Place, Region};
 pub use registry::{Pin, Registered, Registry};

@@ -9,8 +9,7 @@ use crate::{DeviceUuid, Error, Kind, Result};
 pub enum Place {
     /// Host memory that any thread of this process may read and write.
     Host,
-    /// Memory of this device. The host must not dereference it, whatever
-    /// [`Caps::host_access`](crate::Caps::host_access) says: the backend copies.
+    /// Memory of this device. The host must not dereference it: the backend copies.
     Device(DeviceUuid),
 }
 
@@ -43,11 +42,6 @@ impl Region {
     /// One past the last byte; saturates, so that a nonsense region cannot wrap around.
     pub fn end(&self) -> usize {
         self.addr.saturating_add(self.len)
-    }
-
-    /// Whether the two share a byte.
-    pub fn overlaps(&self, other: &Region) -> bool {
-        self.len > 0 && other.len > 0 && self.addr < other.end() && other.addr < self.end()
     }
 }
 

@@ -234,7 +234,7 @@ impl Registry {
         if let Some(code) = cause.vendor_code() {
             e = e.vendor(code, cause.vendor_text());
         }
-        e.source(cause)
+        e.with_source(cause)
     }
 
     fn error(&self, kind: Kind) -> Error {

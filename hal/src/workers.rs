@@ -5,12 +5,13 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
-        atomic::{AtomicU8, AtomicUsize, Ordering},
+        atomic::{AtomicU8, Ordering},
     },
     thread,
 };
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use parking_lot::Mutex;
 
 use crate::{Bound, Deadline, Device, DeviceExt, DeviceUuid, Error, Kind, Result, stream};
 
@@ -22,25 +23,47 @@ thread_local! {
 /// How many workers may be lost to driver calls that never return before new work is refused.
 const LOST_MAX: usize = 32;
 
-/// Runs on a worker; `false` when the caller has given up, so that the worker, already replaced, ends.
+/// Runs on a worker; `false` when the caller gave up meanwhile and another worker has the place, so that this one ends.
 type Job<D> = Box<dyn for<'a, 'd> FnOnce(&'a Bound<'d, D>) -> bool + Send>;
 
-// Who was first, the job or its caller's deadline.
-const WAITING: u8 = 0;
-const FINISHED: u8 = 1;
-const ABANDONED: u8 = 2;
+// How far a job has come. Its caller's deadline makes it abandoned wherever it is.
+const QUEUED: u8 = 0;
+const RUNNING: u8 = 1;
+const FINISHED: u8 = 2;
+const ABANDONED: u8 = 3;
 
 /// A pool of threads, each bound to the device that was captured when the pool was made. A worker never asks which
 /// device is current: a thread without a context would answer 0.
 ///
 /// A job that does not return by its deadline is left to itself and its worker is replaced, so a hanging driver call
-/// holds up nobody else. Dropping the pool lets idle workers end and does not wait for hanging ones.
+/// holds up nobody else; a job that has not begun by then never runs. Dropping the pool lets idle workers end and does
+/// not wait for hanging ones.
 #[derive(Debug)]
 pub struct Workers<D: Device> {
     device: D,
     jobs: Sender<Job<D>>,
     queue: Receiver<Job<D>>,
-    lost: Arc<AtomicUsize>,
+    staff: Arc<Mutex<Staff>>,
+}
+
+/// How the pool is staffed.
+#[derive(Debug, Default)]
+struct Staff {
+    /// Jobs that run although their callers gave up.
+    lost: usize,
+    /// Places of workers that are at such a job.
+    vacant: usize,
+    /// Replacements that are being bound.
+    starting: usize,
+}
+
+impl Staff {
+    /// Whether there is a place for one more worker, who has it then.
+    fn take_place(&mut self) -> bool {
+        let free = self.vacant > 0;
+        self.vacant -= usize::from(free);
+        free
+    }
 }
 
 impl<D: Device> Workers<D> {
@@ -49,9 +72,15 @@ impl<D: Device> Workers<D> {
     /// *Errors*: what [`Device::bind_owned_thread`] said on the first worker that could not be bound.
     pub fn start(device: D, count: usize) -> Result<Self> {
         let (jobs, queue) = unbounded();
-        let workers = Workers { device, jobs, queue, lost: Arc::default() };
+        let workers = Workers { device, jobs, queue, staff: Arc::default() };
         for _ in 0..count.max(1) {
-            workers.spawn()?;
+            let (ready, started) = bounded(1);
+            workers.spawn(move |outcome| {
+                let bound = outcome.is_ok();
+                let _ = ready.send(outcome);
+                bound
+            })?;
+            started.recv().unwrap_or_else(|_| Err(workers.error(Kind::Driver, "start_worker")))?;
         }
         Ok(workers)
     }
@@ -72,7 +101,7 @@ impl<D: Device> Workers<D> {
         op: &'static str,
         work: impl FnOnce(&Bound<'_, D>) -> Result<R> + Send + 'static,
     ) -> Result<R> {
-        if self.lost.load(Ordering::Relaxed) >= LOST_MAX {
+        if self.staff.lock().lost >= LOST_MAX {
             return Err(self.error(Kind::Timeout, op).detail(format!(
                 "{LOST_MAX} earlier calls into the driver never returned; restart the process"
             )));
@@ -80,21 +109,26 @@ impl<D: Device> Workers<D> {
         if WORKER_OF.get() == Some(self.device.identity().uuid) {
             return work(&self.device.bind_current()?);
         }
+        // Where a replacement failed earlier.
+        self.fill();
         let (answer, result) = bounded(1);
-        let state = Arc::new(AtomicU8::new(WAITING));
+        let state = Arc::new(AtomicU8::new(QUEUED));
         let job: Job<D> = Box::new({
-            let (state, lost) = (Arc::clone(&state), Arc::clone(&self.lost));
+            let (state, staff) = (Arc::clone(&state), Arc::clone(&self.staff));
             move |bound| {
-                // Given up while still queued: must not run any more.
-                if state.load(Ordering::Acquire) == WAITING {
-                    // The channel holds one answer, so this cannot block.
-                    let _ = answer.send(catch_unwind(AssertUnwindSafe(|| work(bound))));
+                let begun = state.compare_exchange(QUEUED, RUNNING, Ordering::AcqRel, Ordering::Acquire);
+                if begun.is_err() {
+                    // Given up while still queued: must not run any more.
+                    return true;
                 }
-                let wanted = state.swap(FINISHED, Ordering::AcqRel) == WAITING;
-                if !wanted {
-                    lost.fetch_sub(1, Ordering::Relaxed);
+                // The channel holds one answer, so this cannot block.
+                let _ = answer.send(catch_unwind(AssertUnwindSafe(|| work(bound))));
+                if state.swap(FINISHED, Ordering::AcqRel) == RUNNING {
+                    return true;
                 }
-                wanted
+                let mut staff = staff.lock();
+                staff.lost -= 1;
+                staff.take_place()
             }
         });
         let _ = self.jobs.send(job);
@@ -103,13 +137,18 @@ impl<D: Device> Workers<D> {
             None => result.recv().ok(),
         };
         if outcome.is_none() {
-            self.lost.fetch_add(1, Ordering::Relaxed);
-            if state.swap(ABANDONED, Ordering::AcqRel) == WAITING {
-                self.spawn()?;
-            } else {
+            // Locked before the job can see it, so that the job finds itself counted.
+            let mut staff = self.staff.lock();
+            match state.swap(ABANDONED, Ordering::AcqRel) {
+                RUNNING => {
+                    staff.lost += 1;
+                    staff.vacant += 1;
+                    drop(staff);
+                    self.fill();
+                }
                 // It finished at the last moment.
-                self.lost.fetch_sub(1, Ordering::Relaxed);
-                outcome = result.try_recv().ok();
+                FINISHED => outcome = result.try_recv().ok(),
+                _ => {}
             }
         }
         match outcome {
@@ -142,19 +181,50 @@ impl<D: Device> Workers<D> {
         }
     }
 
-    fn spawn(&self) -> Result<()> {
-        let (ready, started) = bounded(1);
+    /// Starts a worker for each vacant place and does not wait for it: where the driver hangs, binding hangs too. A
+    /// failure is logged, and the next call tries again.
+    fn fill(&self) {
+        let missing = {
+            let mut staff = self.staff.lock();
+            let missing = staff.vacant.saturating_sub(staff.starting);
+            staff.starting += missing;
+            missing
+        };
+        for _ in 0..missing {
+            let staff = Arc::clone(&self.staff);
+            let started = move |outcome: Result<()>| {
+                let mut staff = staff.lock();
+                staff.starting -= 1;
+                match outcome {
+                    // Whoever was to be replaced may be back first.
+                    Ok(()) => staff.take_place(),
+                    Err(e) => {
+                        tracing::error!(error = %e, "a worker could not be replaced");
+                        false
+                    }
+                }
+            };
+            if let Err(e) = self.spawn(started.clone()) {
+                started(Err(e));
+            }
+        }
+    }
+
+    /// Starts a worker. It says whether it could be bound, and hears whether it is to work.
+    fn spawn(&self, started: impl FnOnce(Result<()>) -> bool + Send + 'static) -> Result<()> {
         let (device, queue) = (self.device.clone(), self.queue.clone());
         let name = format!("haulier-{}", device.identity());
         thread::Builder::new()
             .name(name)
             .spawn(move || match device.bind_owned_thread() {
                 Err(e) => {
-                    let _ = ready.send(Err(e));
+                    started(Err(e));
                 }
                 Ok(bound) => {
                     WORKER_OF.set(Some(device.identity().uuid));
-                    let _ = ready.send(Ok(()));
+                    if !started(Ok(())) {
+                        return;
+                    }
                     for job in queue {
                         if !job(&bound) {
                             break;
@@ -162,8 +232,8 @@ impl<D: Device> Workers<D> {
                     }
                 }
             })
-            .map_err(|e| self.error(Kind::OutOfMemory, "start_worker").source(e))?;
-        started.recv().unwrap_or_else(|_| Err(self.error(Kind::Driver, "start_worker")))
+            .map(drop)
+            .map_err(|e| self.error(Kind::OutOfMemory, "start_worker").with_source(e))
     }
 
     fn error(&self, kind: Kind, op: &'static str) -> Error {

@@ -3,6 +3,7 @@
 mod dummy;
 
 use std::{
+    cell::RefCell,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Barrier,
@@ -10,7 +11,7 @@ use std::{
         mpsc,
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use dummy::{Blue, Red, Stream, current};
@@ -73,9 +74,105 @@ fn an_outer_proof_does_no_work_while_another_device_is_bound() {
     every_call(&bound, |result| assert!(result.is_ok(), "{result:?}"));
     {
         let _inner = inner.bind_current().unwrap();
-        every_call(&bound, |result| assert_eq!(result.unwrap_err().kind(), Kind::NotBound));
+        refuses(&bound);
     }
     every_call(&bound, |result| assert!(result.is_ok(), "{result:?}"));
+}
+
+/// That of all its calls says the proof that its device need not be current.
+fn refuses(bound: &Bound<'_, Red>) {
+    every_call(bound, |result| assert_eq!(result.unwrap_err().kind(), Kind::NotBound));
+}
+
+#[test]
+fn a_proof_whose_elder_went_first_refuses_and_restores_nothing() {
+    let (red, other) = (Red::new(0), Red::new(1));
+    let a = red.bind_current().unwrap();
+    let b = other.bind_current().unwrap();
+    drop(a);
+    assert_eq!(current(), None, "the older one gives the thread back");
+    refuses(&b);
+    drop(b);
+    assert_eq!(current(), None, "the younger one brought its own device back");
+}
+
+#[test]
+fn proofs_dropped_out_of_order_leave_nothing_behind_that_vouches_for_later_ones() {
+    let (red, other) = (Red::new(0), Red::new(1));
+    let (a, b) = (red.bind_current().unwrap(), red.bind_current().unwrap());
+    drop(a);
+    refuses(&b);
+    drop(b);
+
+    let first = other.bind_current().unwrap();
+    let second = red.bind_current().unwrap();
+    every_call(&second, |result| assert!(result.is_ok(), "{result:?}"));
+    drop(first);
+    refuses(&second);
+    drop(second);
+    assert_eq!(current(), None);
+}
+
+#[test]
+fn an_invalid_proof_stays_so_when_its_device_is_bound_again() {
+    let (red, other) = (Red::new(0), Red::new(1));
+    let a = red.bind_current().unwrap();
+    let b = other.bind_current().unwrap();
+    drop(a);
+    let again = other.bind_current().unwrap();
+    refuses(&b);
+    every_call(&again, |result| assert!(result.is_ok(), "{result:?}"));
+    drop(b);
+    every_call(&again, |result| assert!(result.is_ok(), "{result:?}"));
+    drop(again);
+    assert_eq!(current(), None);
+}
+
+#[test]
+fn a_proof_that_restores_nothing_can_go_first() {
+    let (red, other) = (Red::new(0), Red::new(1));
+    let outer = red.bind_current().unwrap();
+    let a = red.bind_current().unwrap();
+    let b = other.bind_current().unwrap();
+    drop(a);
+    every_call(&b, |result| assert!(result.is_ok(), "{result:?}"));
+    drop(b);
+    assert_eq!(current(), Some(red.uuid()));
+    every_call(&outer, |result| assert!(result.is_ok(), "{result:?}"));
+}
+
+#[test]
+fn a_forgotten_proof_keeps_an_older_one_from_working_on_its_device() {
+    let (red, other) = (Red::new(0), Red::new(1));
+    let a = red.bind_current().unwrap();
+    std::mem::forget(other.bind_current().unwrap());
+    refuses(&a);
+    drop(a);
+    assert_eq!(current(), None);
+    every_call(&red.bind_current().unwrap(), |result| assert!(result.is_ok(), "{result:?}"));
+}
+
+#[test]
+fn a_thread_that_ends_can_still_be_bound_and_is_given_back() {
+    /// Binds when its thread's locals go, as a guard does that an application keeps in one.
+    struct AtTheEnd(Red, mpsc::Sender<Option<hal::DeviceUuid>>);
+    impl Drop for AtTheEnd {
+        fn drop(&mut self) {
+            drop(self.0.bind_current());
+            let _ = self.1.send(current());
+        }
+    }
+    thread_local!(static KEPT: RefCell<Option<AtTheEnd>> = const { RefCell::new(None) });
+
+    let (tell, told) = mpsc::channel();
+    let ended = thread::spawn(move || {
+        let device = Red::new(0);
+        // Which of the two locals goes first depends on which was used first.
+        KEPT.set(Some(AtTheEnd(device.clone(), tell)));
+        drop(device.bind_current());
+    });
+    assert!(ended.join().is_ok());
+    assert_eq!(told.recv().unwrap(), None);
 }
 
 fn every_call(bound: &Bound<'_, Red>, check: impl Fn(Result<()>)) {
@@ -150,10 +247,74 @@ impl Hanging {
 fn a_job_that_does_not_return_times_out_and_the_pool_goes_on() {
     let workers = Workers::start(Red::new(0), 1).unwrap();
     let (hanging, job) = Hanging::job();
-    let error = workers.run(Deadline::after(Duration::from_millis(50)), "hang", job).unwrap_err();
-    assert_eq!((error.kind(), error.op()), (Kind::Timeout, "hang"));
+    give_up(&workers, job);
     hanging.started.recv().unwrap();
     assert_eq!(workers.run(patient(), "test", |_| Ok(7)).unwrap(), 7);
+}
+
+/// Runs a hanging job and gives up when it has surely begun.
+fn give_up(workers: &Workers<Red>, job: impl FnOnce(&Bound<'_, Red>) -> Result<()> + Send + 'static) {
+    let error = workers.run(Deadline::after(Duration::from_millis(250)), "hang", job).unwrap_err();
+    assert_eq!((error.kind(), error.op()), (Kind::Timeout, "hang"));
+}
+
+#[test]
+fn a_replacement_that_hangs_at_binding_is_not_waited_for() {
+    let (device, jam) = Red::jammed(0, 1);
+    let workers = Workers::start(device.clone(), 1).unwrap();
+    let (hanging, job) = Hanging::job();
+    let begin = Instant::now();
+    give_up(&workers, job);
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
+    hanging.started.recv().unwrap();
+    // The driver comes back to its senses, and so does the pool.
+    drop(jam);
+    assert_eq!(workers.run(patient(), "test", |_| Ok(7)).unwrap(), 7);
+}
+
+#[test]
+fn a_replacement_that_fails_does_not_hide_the_timeout_and_is_tried_again() {
+    let device = Red::scarce(0, 1);
+    let workers = Workers::start(device.clone(), 1).unwrap();
+    let (hanging, job) = Hanging::job();
+    give_up(&workers, job);
+    hanging.started.recv().unwrap();
+    device.plenty();
+    // The replacement may fail a moment after this call has looked for a vacancy.
+    let ran = || workers.run(Deadline::after(Duration::from_millis(100)), "test", |_| Ok(7)).ok();
+    assert_eq!((0..300).find_map(|_| ran()), Some(7));
+}
+
+#[test]
+fn a_worker_goes_on_after_a_hanging_job_where_it_could_not_be_replaced() {
+    let device = Red::scarce(0, 1);
+    let workers = Workers::start(device.clone(), 1).unwrap();
+    let (hanging, job) = Hanging::job();
+    give_up(&workers, job);
+    // Every replacement fails.
+    drop(hanging);
+    let ran = || workers.run(Deadline::after(Duration::from_millis(100)), "test", |_| Ok(7)).ok();
+    assert_eq!((0..300).find_map(|_| ran()), Some(7));
+}
+
+#[test]
+fn jobs_given_up_while_queued_cost_no_threads_and_count_as_nothing_lost() {
+    let device = Red::new(0);
+    let workers = Workers::start(device.clone(), 1).unwrap();
+    let (hanging, job) = Hanging::job();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| workers.run(patient(), "hang", job));
+        hanging.started.recv().unwrap();
+        for _ in 0..100 {
+            let late = workers.run(Deadline::passed(), "late", |_| Ok(())).unwrap_err();
+            assert_eq!(late.kind(), Kind::Timeout);
+            assert!(!late.to_string().contains("never returned"), "{late}");
+        }
+        hanging.release.send(()).unwrap();
+        first.join().unwrap().unwrap();
+    });
+    assert_eq!(workers.run(patient(), "test", |_| Ok(7)).unwrap(), 7);
+    assert_eq!(device.owned(), 1);
 }
 
 #[test]

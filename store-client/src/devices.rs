@@ -95,7 +95,9 @@ macro_rules! any_device {
             fn bind_current(&self) -> Result<Bound<'_, Self>> {
                 match *self {
                     $($(#[$gate])* AnyDevice::$name(ref device) => {
-                        let previous = device.bind_current()?.into_previous().map(AnyPrevious::$name);
+                        let inner = device.bind_current()?;
+                        // SAFETY: nothing was bound after it, and the proof below takes over.
+                        let previous = unsafe { inner.into_previous() }.map(AnyPrevious::$name);
                         // SAFETY: the device inside was bound just now, and its duty to restore was taken over.
                         Ok(unsafe { Bound::new(self, previous) })
                     })*
@@ -105,16 +107,21 @@ macro_rules! any_device {
             fn bind_owned_thread(&self) -> Result<Bound<'_, Self>> {
                 match *self {
                     $($(#[$gate])* AnyDevice::$name(ref device) => {
-                        let previous = device.bind_owned_thread()?.into_previous().map(AnyPrevious::$name);
+                        let inner = device.bind_owned_thread()?;
+                        // SAFETY: as in `bind_current`.
+                        let previous = unsafe { inner.into_previous() }.map(AnyPrevious::$name);
                         // SAFETY: as in `bind_current`.
                         Ok(unsafe { Bound::new(self, previous) })
                     })*
                 }
             }
 
-            fn restore(&self, previous: AnyPrevious) {
+            unsafe fn restore(&self, previous: AnyPrevious) {
                 match (self, previous) {
-                    $($(#[$gate])* (AnyDevice::$name(device), AnyPrevious::$name(previous)) => device.restore(previous),)*
+                    $($(#[$gate])* (AnyDevice::$name(device), AnyPrevious::$name(previous)) => {
+                        // SAFETY: the caller promises what the device inside asks for.
+                        unsafe { device.restore(previous) }
+                    })*
                     _ => {}
                 }
             }
@@ -213,6 +220,7 @@ fn cpu() -> Backend {
     cfg_if::cfg_if! {
         if #[cfg(feature = "cpu")] {
             let presence = backend_cpu::probe();
+            // Where it cannot be opened, the presence says why.
             let devices = backend_cpu::CpuDevice::open().map(AnyDevice::Cpu).into_iter().collect();
             Backend { name: "cpu", presence: Some(presence), devices }
         } else {

@@ -168,6 +168,40 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// The error as a short, stable word for programs, in metrics and in the command's JSON. One that only wraps another
+    /// has the other's: `NotSent` its cause's, `Device` the kind of what the device said.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Error::NotFound => "not_found",
+            Error::TooSmall { .. } => "too_small",
+            Error::Full { .. } => "full",
+            Error::TooLarge { .. } => "too_large",
+            Error::InvalidKey { .. } => "invalid_key",
+            Error::InvalidRange { .. } => "invalid_range",
+            Error::InvalidArgument { .. } => "invalid_argument",
+            Error::Overlap => "overlap",
+            Error::NonContiguous => "non_contiguous",
+            Error::InvalidTensor { .. } => "invalid_tensor",
+            Error::Timeout { .. } => "timeout",
+            Error::Unsupported { .. } => "unsupported",
+            Error::DeviceMismatch { .. } => "device_mismatch",
+            Error::StreamCapturing => "stream_capturing",
+            Error::NotSent { cause } => cause.label(),
+            Error::ResourceExhausted { .. } => "resource_exhausted",
+            Error::OutOfMemory { .. } => "out_of_memory",
+            Error::AlreadyRunning { .. } => "already_running",
+            Error::Unreachable { .. } => "unreachable",
+            Error::Disconnected { .. } => "disconnected",
+            Error::Protocol { .. } => "protocol",
+            Error::Closed => "closed",
+            Error::ForkedProcess { .. } => "forked_process",
+            Error::Device(e) => e.kind().label(),
+            Error::Os { .. } => "os",
+        }
+    }
+}
+
 impl From<hal::Error> for Error {
     /// Gives the store's own names to what callers branch on; everything else keeps the device's.
     fn from(e: hal::Error) -> Self {

@@ -20,6 +20,7 @@ mod client;
 pub mod devices;
 mod engine;
 mod error;
+mod metrics;
 pub mod node;
 mod payload;
 mod retry;

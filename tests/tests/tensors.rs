@@ -1,16 +1,14 @@
 //! Tensors come back with the dtype, the shape and the bits that they had, however they lay and however they were divided.
 
-use std::{collections::BTreeMap, thread};
+use std::thread;
 
 use backend_cpu::{
     CpuDevice,
     strict::{Op, StrictDevice},
 };
 use haulier::{
-    Dtype, Error, NDIM_MAX, Options, Payload, Put, Shard, StoreClient, Target, TensorMut, TensorRef,
-    TensorSpec,
+    Dtype, Error, NDIM_MAX, Payload, Put, Shard, StoreClient, Target, TensorMut, TensorRef, TensorSpec,
     hal::{Buffer, DeviceExt},
-    store,
 };
 use haulier_tests::{
     actor, on_both_engines,
@@ -518,71 +516,6 @@ fn varint(to: &mut Vec<u8>, mut n: u64) {
         n >>= 7;
     }
     to.push(n as u8);
-}
-
-/// P66: whatever stands beside a value, what reads it as a tensor gives a typed error and no panic.
-#[test]
-fn hostile_descriptions_in_the_store_are_told_by_every_call() {
-    const NONE: &[u8] = &[0];
-    let store = store::Store::open(store::Config::new(4 << 20), |_, _| {}).unwrap();
-    let (space, writer) = (store.space("").unwrap(), store.writer());
-    let client: Client =
-        StoreClient::in_process(CpuDevice::open().unwrap(), store.clone(), Options::default()).unwrap();
-    let good = description(b'T', 1, "F32", &[2, 3], NONE);
-    let mut hostile: BTreeMap<String, Vec<u8>> = BTreeMap::new();
-    let mut add = |name: &str, meta: Vec<u8>| assert!(hostile.insert(name.to_owned(), meta).is_none());
-    add("more elements than bytes", description(b'T', 1, "F32", &[2, 4], NONE));
-    add("fewer elements than bytes", description(b'T', 1, "F32", &[2, 2], NONE));
-    add("an empty shape", description(b'T', 1, "F32", &[], NONE));
-    add("a zero", description(b'T', 1, "F32", &[0], NONE));
-    add("too many dimensions", description(b'T', 1, "F32", &[1; NDIM_MAX + 1], NONE));
-    add("400 dimensions", description(b'T', 1, "F32", &[1; 400], NONE));
-    add("a product that overflows", description(b'T', 1, "F32", &[u64::MAX, 2], NONE));
-    add("a product that overflows to 24", description(b'T', 1, "U8", &[(1 << 61) + 3, 8], NONE));
-    add("an unknown dtype", description(b'T', 1, "F31", &[6], NONE));
-    add("no dtype", description(b'T', 1, "", &[6], NONE));
-    add("part of a byte", description(b'T', 1, "F4", &[47], NONE));
-    add("another magic", description(b'U', 1, "F32", &[2, 3], NONE));
-    add("another version", description(b'T', 2, "F32", &[2, 3], NONE));
-    add("more behind it", [&good[..], b"x"].concat());
-    add("a dtype that is no text", [&b"T\x01\x03\xff\xfe\xfd"[..], &[1, 24, 0]].concat());
-    add("a dtype that is longer than all", [&b"T\x01"[..], &[0xff; 9], &[1]].concat());
-    add("a shape that is longer than all", [&b"T\x01\x03F32"[..], &[0xff; 9], &[1]].concat());
-    add("a number without an end", [&b"T\x01\x03F32\x01"[..], &[0xff; 12]].concat());
-    add("a shard of rank 2 of 2", description(b'T', 1, "F32", &[2, 3], &[1, 0, 2, 2, 4]));
-    add("a shard of none", description(b'T', 1, "F32", &[2, 3], &[1, 0, 0, 0, 4]));
-    add("a shard along dimension 2", description(b'T', 1, "F32", &[2, 3], &[1, 2, 0, 2, 4]));
-    add("a shard of another size", description(b'T', 1, "F32", &[2, 3], &[1, 0, 0, 2, 9]));
-    add("zeros", vec![0; 40]);
-    for cut in 1..good.len() {
-        add(&format!("cut after {cut}"), good[..cut].to_vec());
-    }
-    let value = bytes(4, 24);
-    let put = |key: &str, meta: &[u8]| {
-        let mut grant = writer.reserve(&space, 24).unwrap();
-        grant.write(0, &value).unwrap();
-        space.commit(grant, key, 24, meta, store::Mode::Upsert, false).unwrap();
-    };
-    put("good", &good);
-    assert_eq!(client.get_tensor("good").unwrap().spec, TensorSpec::new(Dtype::F32, [2, 3]));
-    for (name, meta) in &hostile {
-        put(name, meta);
-        // As the first shard of a tensor too.
-        put(&format!("{name}@shard0"), meta);
-        let mut target = vec![0xEE; 24];
-        for verdict in [
-            client.tensor_spec(name).map(drop),
-            client.get_tensor(name).map(drop),
-            client.view_tensor(name).map(drop),
-            client.get_tensor_into(name, TensorMut::new(Dtype::F32, &[2, 3], &mut target).unwrap()),
-            client.get_sharded(name).map(drop),
-            client.get_shard(name, 0, 0, 2).map(drop),
-        ] {
-            assert!(matches!(verdict, Err(Error::InvalidTensor { .. })), "{name}: {verdict:?}");
-        }
-        assert_eq!(target, [0xEE; 24], "{name}");
-        assert_eq!(client.get(name).unwrap(), value, "the bytes are there, whatever stands beside them");
-    }
 }
 
 proptest::proptest! {

@@ -215,7 +215,7 @@ impl Device for StrictDevice {
         Ok(unsafe { Bound::new(self, None) })
     }
 
-    fn restore(&self, previous: Option<u32>) {
+    unsafe fn restore(&self, previous: Option<u32>) {
         let restored = match previous {
             Some(device) => self.machine.bind(device),
             None => self.machine.unbind(),

@@ -1,5 +1,7 @@
 //! A simulated accelerator machine that makes ordering and binding bugs visible. For tests; never chosen by default.
 //!
+//! **Available with the feature `strict` only.**
+//!
 //! [`Machine`] is neutral: its methods take plain integers and answer with a [`Refusal`] that carries a vendor's code,
 //! so that a vendor's C ABI can stand in front of it. [`StrictDevice`] is a thin [`hal::Device`] over it. What it is
 //! strict about:

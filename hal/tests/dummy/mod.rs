@@ -8,8 +8,9 @@ use std::{
     cell::Cell,
     os::fd::OwnedFd,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
+        mpsc,
     },
 };
 
@@ -38,25 +39,38 @@ struct State {
     identity: Identity,
     restorable: bool,
     owned: AtomicUsize,
-    owned_max: usize,
+    owned_max: AtomicUsize,
+    /// Where set, what is bound past `owned_max` waits here instead of being refused.
+    jam: Option<Mutex<mpsc::Receiver<()>>>,
 }
 
 impl<const TYPE: u8> Dummy<TYPE> {
     pub(crate) fn new(ordinal: u8) -> Self {
-        Self::with(ordinal, true, usize::MAX)
+        Self::with(ordinal, true, usize::MAX, None)
     }
 
     /// Cannot give a thread back that had nothing current.
     pub(crate) fn one_way(ordinal: u8) -> Self {
-        Self::with(ordinal, false, usize::MAX)
+        Self::with(ordinal, false, usize::MAX, None)
     }
 
     /// Binds no more than `owned_max` owned threads.
     pub(crate) fn scarce(ordinal: u8, owned_max: usize) -> Self {
-        Self::with(ordinal, true, owned_max)
+        Self::with(ordinal, true, owned_max, None)
     }
 
-    fn with(ordinal: u8, restorable: bool, owned_max: usize) -> Self {
+    /// Binds `owned_max` owned threads; for any further one binding hangs until the sender is dropped.
+    pub(crate) fn jammed(ordinal: u8, owned_max: usize) -> (Self, mpsc::Sender<()>) {
+        let (release, jam) = mpsc::channel();
+        (Self::with(ordinal, true, owned_max, Some(Mutex::new(jam))), release)
+    }
+
+    /// Ends what [`scarce`](Dummy::scarce) began.
+    pub(crate) fn plenty(&self) {
+        self.0.owned_max.store(usize::MAX, Ordering::SeqCst);
+    }
+
+    fn with(ordinal: u8, restorable: bool, owned_max: usize, jam: Option<Mutex<mpsc::Receiver<()>>>) -> Self {
         let identity = Identity {
             backend: "dummy",
             uuid: DeviceUuid([TYPE, ordinal, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
@@ -64,14 +78,15 @@ impl<const TYPE: u8> Dummy<TYPE> {
             physical: None,
             name: "dummy".to_owned(),
         };
-        Dummy(Arc::new(State { identity, restorable, owned: AtomicUsize::new(0), owned_max }))
+        let owned_max = AtomicUsize::new(owned_max);
+        Dummy(Arc::new(State { identity, restorable, owned: AtomicUsize::new(0), owned_max, jam }))
     }
 
     pub(crate) fn uuid(&self) -> DeviceUuid {
         self.0.identity.uuid
     }
 
-    /// How many owned threads have been bound.
+    /// How many owned threads have been bound, or tried to be.
     pub(crate) fn owned(&self) -> usize {
         self.0.owned.load(Ordering::SeqCst)
     }
@@ -106,7 +121,12 @@ impl<const TYPE: u8> Device for Dummy<TYPE> {
     }
 
     fn caps(&self) -> Caps {
-        Caps::default()
+        let mut caps = Caps::default();
+        caps.ipc_export = true;
+        caps.ipc_import = true;
+        caps.register_host = true;
+        caps.register_device = true;
+        caps
     }
 
     fn bind_current(&self) -> Result<Bound<'_, Self>> {
@@ -121,15 +141,21 @@ impl<const TYPE: u8> Device for Dummy<TYPE> {
     }
 
     fn bind_owned_thread(&self) -> Result<Bound<'_, Self>> {
-        if self.0.owned.fetch_add(1, Ordering::SeqCst) >= self.0.owned_max {
-            return Err(self.error(Kind::InvalidDevice, "bind_owned_thread"));
+        if self.0.owned.fetch_add(1, Ordering::SeqCst) >= self.0.owned_max.load(Ordering::SeqCst) {
+            match &self.0.jam {
+                None => return Err(self.error(Kind::InvalidDevice, "bind_owned_thread")),
+                // Nothing is ever sent.
+                Some(jam) => {
+                    let _ = jam.lock().unwrap().recv();
+                }
+            }
         }
         CURRENT.set(Some(self.uuid()));
         // SAFETY: it is current as of the line above.
         Ok(unsafe { Bound::new(self, None) })
     }
 
-    fn restore(&self, previous: Self::Previous) {
+    unsafe fn restore(&self, previous: Self::Previous) {
         CURRENT.set(previous);
     }
 
@@ -159,7 +185,7 @@ impl<const TYPE: u8> Device for Dummy<TYPE> {
     }
 
     fn export_ipc(_: &Bound<'_, Self>, _: Region) -> Result<Export> {
-        Ok(Export::NotExportable(NotExportable::Device))
+        Ok(Export::NotExportable(NotExportable::HostMemory))
     }
 
     fn import_ipc(bound: &Bound<'_, Self>, _: &IpcHandle, _: Vec<OwnedFd>) -> Result<Piece> {

@@ -24,7 +24,7 @@ Exit codes:
     0  done
     1  refused: a key was not found, exists already, the store is full, bytes differ, ...
     2  the command line is wrong
-    3  no node answers at the socket
+    3  no node answers at the socket, or it went away before it answered
     4  an input file is missing or not what it should be
     5  the time was up
   130  ended by a signal before it was done
@@ -122,7 +122,7 @@ impl From<haulier::hal::Error> for Failure {
 fn exit_of(e: &Error) -> Exit {
     match e {
         Error::InvalidKey { .. } | Error::InvalidArgument { .. } => Exit::Usage,
-        Error::Unreachable { .. } | Error::Protocol { .. } => Exit::Unreachable,
+        Error::Unreachable { .. } | Error::Disconnected { .. } | Error::Protocol { .. } => Exit::Unreachable,
         Error::Timeout { .. } => Exit::Timeout,
         Error::NotSent { cause } => exit_of(cause),
         _ => Exit::Refused,
@@ -131,33 +131,7 @@ fn exit_of(e: &Error) -> Exit {
 
 /// The error as a short, stable word for programs.
 pub(crate) fn kind_of(e: &Error) -> &'static str {
-    match e {
-        Error::NotFound => "not_found",
-        Error::TooSmall { .. } => "too_small",
-        Error::Full { .. } => "full",
-        Error::TooLarge { .. } => "too_large",
-        Error::InvalidKey { .. } => "invalid_key",
-        Error::InvalidRange { .. } => "invalid_range",
-        Error::InvalidArgument { .. } => "invalid_argument",
-        Error::Overlap => "overlap",
-        Error::NonContiguous => "non_contiguous",
-        Error::InvalidTensor { .. } => "invalid_tensor",
-        Error::Timeout { .. } => "timeout",
-        Error::Unsupported { .. } => "unsupported",
-        Error::DeviceMismatch { .. } => "device_mismatch",
-        Error::StreamCapturing => "stream_capturing",
-        Error::NotSent { cause } => kind_of(cause),
-        Error::ResourceExhausted { .. } => "resource_exhausted",
-        Error::OutOfMemory { .. } => "out_of_memory",
-        Error::AlreadyRunning { .. } => "already_running",
-        Error::Unreachable { .. } => "unreachable",
-        Error::Protocol { .. } => "protocol",
-        Error::Closed => "closed",
-        Error::ForkedProcess { .. } => "forked_process",
-        Error::Device(e) => e.kind().label(),
-        Error::Os { .. } => "os",
-        _ => "other",
-    }
+    e.label()
 }
 
 #[cfg(test)]
@@ -176,6 +150,7 @@ mod tests {
     #[test]
     fn errors_of_the_store_have_their_codes() {
         let unreachable = Error::Unreachable { socket: "/s".into(), reason: "no such file".into() };
+        let disconnected = Error::Disconnected { reason: "reset".into() };
         let timeout = Error::Timeout { op: "put".into() };
         for (e, exit, kind) in [
             (Error::NotFound, Exit::Refused, "not_found"),
@@ -183,6 +158,7 @@ mod tests {
             (Error::AlreadyRunning { pid: 1 }, Exit::Refused, "already_running"),
             (Error::InvalidKey { len: 0, limit: 1024 }, Exit::Usage, "invalid_key"),
             (unreachable, Exit::Unreachable, "unreachable"),
+            (disconnected, Exit::Unreachable, "disconnected"),
             (Error::NotSent { cause: Box::new(timeout.clone()) }, Exit::Timeout, "timeout"),
             (timeout, Exit::Timeout, "timeout"),
         ] {

@@ -7,14 +7,14 @@ use serde::Serialize;
 
 use crate::{
     error::{Error, Result},
-    wire::{self, DESCRIPTORS_MAX, MESSAGE_MAX, Reply, SLOTS_MAX, Socket},
+    wire::{self, MESSAGE_DESCRIPTORS_MAX, MESSAGE_MAX, Reply, SLOTS_MAX, Socket},
 };
 
-/// A client that does not read its answers for this long is dropped.
+/// A client that does not read its answers for this long is served no more.
 const SEND_LIMIT: Duration = Duration::from_secs(5);
 
 /// Bytes of an answer for all that is not a slot: its head, a grant ahead, the arenas beside the grants.
-const HEAD: usize = 64 + 20 * DESCRIPTORS_MAX;
+const HEAD: usize = 64 + 20 * MESSAGE_DESCRIPTORS_MAX;
 
 /// Bytes that every slot has; the verdicts that the daemon itself makes are no longer.
 const SLOT: usize = 48;
@@ -39,7 +39,7 @@ impl<'s> Answer<'s> {
 
     /// Sends the answer.
     ///
-    /// *Errors*: `TimedOut` where the client did not read it in time; it is to be dropped then.
+    /// *Errors*: `TimedOut` where the client did not read it in time; it is to be given up then.
     pub(super) fn give(self, reply: Reply<'_>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         if self.id == 0 {
             return Ok(());

@@ -9,11 +9,11 @@ use super::{
     answer::{Answer, Room},
     handle::descriptions,
     imports::Imports,
-    metrics::{Op, Route, outcome},
     session::{Session, protocol},
 };
 use crate::{
     error::{Error, Result},
+    metrics::{Op, Route},
     store::{Mode, Object, Put, check_key},
     wire::{IpcItem, Path, Reply},
 };
@@ -36,7 +36,7 @@ impl<D: Device> Session<'_, D> {
             .iter()
             .map(|item| {
                 let put = self.copy_in(&mut offers, item, mode);
-                self.count_put(&put, item.len, Path::Ipc);
+                self.node.metrics.put(&put, item.len, Path::Ipc);
                 room.fit(put)
             })
             .collect();
@@ -61,7 +61,7 @@ impl<D: Device> Session<'_, D> {
                 let object = self.copy_out(&mut offers, item);
                 match &object {
                     Ok(object) => self.node.metrics.got(Route::Ipc, object.len()),
-                    Err(e) => self.node.metrics.count(Op::Get, Some(Route::Ipc), outcome(e), 1),
+                    Err(e) => self.node.metrics.count(Op::Get, Some(Route::Ipc), e.label(), 1),
                 }
                 object
             })
@@ -73,8 +73,7 @@ impl<D: Device> Session<'_, D> {
     fn copy_in(&mut self, offers: &mut [Offer], item: &IpcItem<'_>, mode: Mode) -> Result<Put> {
         check_key(item.key)?;
         let offer = offer_of(offers, item)?;
-        if mode == Mode::Put && self.space.exists(item.key) {
-            // The commit would say so too, after a copy for nothing.
+        if self.space.keeps(item.key, mode) {
             return Ok(Put::AlreadyExists);
         }
         let imports = imports(&mut self.imports)?;
@@ -86,7 +85,7 @@ impl<D: Device> Session<'_, D> {
             // client promised to leave its memory alone; where it does not, the torn bytes are a value of its own.
             unsafe { imports.bound().copy(to, from)? };
         }
-        self.space.commit(grant, item.key, item.len, item.meta, mode, false)
+        self.space.commit(grant, item.key, item.len, item.meta, mode)
     }
 
     fn copy_out(&mut self, offers: &mut [Offer], item: &IpcItem<'_>) -> Result<Arc<Object>> {

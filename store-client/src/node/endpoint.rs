@@ -10,8 +10,11 @@ use std::{
 use prometheus_client::encoding::prometheus_text::CONTENT_TYPE;
 use tiny_http::{Header, Request, Response, Server};
 
-use super::{metrics::Metrics, os};
-use crate::error::{Error, Result};
+use super::os;
+use crate::{
+    error::{Error, Result},
+    metrics::Metrics,
+};
 
 /// Serves until dropped.
 pub(super) struct Endpoint {

@@ -6,14 +6,15 @@ use hal::Device;
 
 use super::{
     answer::{Answer, BODY_MAX, Room, encoded_len},
-    metrics::{Op, Route, outcome, put_outcome},
     session::{Lent, Session, protocol},
 };
 use crate::{
     error::{Error, Result},
+    metrics::{FOUND, Op, Route},
     store::{ArenaId, Grant, Mode, Object, Put, Space, check_key},
     wire::{
-        ArenaInfo, CommitItem, DESCRIPTORS_MAX, Described, Granted, Held, INLINE_MAX, Path, Reply, Request,
+        ArenaInfo, CommitItem, Described, Granted, Held, INLINE_MAX, MESSAGE_DESCRIPTORS_MAX, Path, Reply,
+        Request,
     },
 };
 
@@ -40,7 +41,7 @@ impl<D: Device> Session<'_, D> {
             }
             Request::PutInline { key, meta, bytes, mode, why } => {
                 let put = self.put_inline(key, meta, bytes, mode);
-                self.count_put(&put, bytes.len() as u64, Path::Staging(why));
+                self.node.metrics.put(&put, bytes.len() as u64, Path::Staging(why));
                 answer.give(Reply::Put(put), &[])
             }
             Request::PutIpc { handles, items, mode } => self.put_ipc(handles, &items, mode, fds, answer),
@@ -57,7 +58,7 @@ impl<D: Device> Session<'_, D> {
             }
             Request::RemovePrefix { prefix } => {
                 let gone = self.space.remove_prefix(prefix);
-                self.node.metrics.count(Op::Remove, None, "found", gone);
+                self.node.metrics.count(Op::Remove, None, FOUND, gone);
                 answer.give(Reply::Removed(gone), &[])
             }
             Request::SetPinned { keys, pinned } => {
@@ -86,9 +87,9 @@ impl<D: Device> Session<'_, D> {
             .map(|&len| {
                 let number = self.grants.next()?;
                 let grant = self.writer.reserve(&self.space, len)?;
-                let known = self.writable.contains(&grant.arena_id())
+                let known = self.writable.contains(&grant.arena().id())
                     || fresh.iter().any(|arena: &Arc<_>| Arc::ptr_eq(arena, grant.arena()));
-                if !known && fresh.len() == DESCRIPTORS_MAX {
+                if !known && fresh.len() == MESSAGE_DESCRIPTORS_MAX {
                     return Err(Error::ResourceExhausted { what: "message size".into() });
                 }
                 let granted = room.fit(Ok(granted(number, &grant)))?;
@@ -101,7 +102,7 @@ impl<D: Device> Session<'_, D> {
             .collect::<Vec<Result<_>>>();
         let grants: Vec<_> = grants.into_iter().map(|slot| slot.or_else(|e| room.fit(Err(e)))).collect();
         for e in grants.iter().filter_map(|slot| slot.as_ref().err()) {
-            self.node.metrics.count(Op::Reserve, None, outcome(e), 1);
+            self.node.metrics.count(Op::Reserve, None, e.label(), 1);
         }
         let arenas = fresh
             .iter()
@@ -125,14 +126,12 @@ impl<D: Device> Session<'_, D> {
             .iter()
             .map(|item| {
                 let put = match self.grants.take(item.grant) {
-                    Some(Lent { grant, .. }) => {
-                        self.space.commit(grant, item.key, item.len, item.meta, mode, false)
-                    }
+                    Some(Lent { grant, .. }) => self.space.commit(grant, item.key, item.len, item.meta, mode),
                     None => Err(Error::InvalidArgument {
                         what: format!("grant {} is used up, or another connection's", item.grant),
                     }),
                 };
-                self.count_put(&put, item.len, item.path);
+                self.node.metrics.put(&put, item.len, item.path);
                 room.fit(put)
             })
             .collect();
@@ -148,7 +147,7 @@ impl<D: Device> Session<'_, D> {
         let number = self.grants.next().ok()?;
         let share = self.node.ahead.take(len)?;
         let grant = self.writer.reserve_idle(&self.space, len)?;
-        if !self.writable.contains(&grant.arena_id()) {
+        if !self.writable.contains(&grant.arena().id()) {
             return None;
         }
         let granted = granted(number, &grant);
@@ -159,9 +158,12 @@ impl<D: Device> Session<'_, D> {
 
     fn put_inline(&self, key: &str, meta: &[u8], bytes: &[u8], mode: Mode) -> Result<Put> {
         check_key(key)?;
+        if self.space.keeps(key, mode) {
+            return Ok(Put::AlreadyExists);
+        }
         let mut grant = self.writer.reserve(&self.space, bytes.len() as u64)?;
         grant.write(0, bytes)?;
-        self.space.commit(grant, key, bytes.len() as u64, meta, mode, false)
+        self.space.commit(grant, key, bytes.len() as u64, meta, mode)
     }
 
     fn hold(&mut self, keys: &[&str], inline: u64, answer: Answer<'_>) -> io::Result<()> {
@@ -172,7 +174,7 @@ impl<D: Device> Session<'_, D> {
                 let kept = self.keep(key, inline, &mut room);
                 match &kept {
                     Ok(kept) => self.node.metrics.got(kept.route(), kept.object.len()),
-                    Err(e) => self.node.metrics.count(Op::Get, None, outcome(e), 1),
+                    Err(e) => self.node.metrics.count(Op::Get, None, e.label(), 1),
                 }
                 kept
             })
@@ -215,8 +217,7 @@ impl<D: Device> Session<'_, D> {
         };
         let found: Vec<_> = keys.iter().map(peek).collect();
         for found in &found {
-            let outcome = found.as_ref().map_or_else(outcome, |_| "found");
-            self.node.metrics.count(Op::Describe, None, outcome, 1);
+            self.node.metrics.found(Op::Describe, found.as_ref().map(|_| true));
         }
         answer.give(Reply::Described { slots: descriptions(&found) }, &[])
     }
@@ -226,12 +227,7 @@ impl<D: Device> Session<'_, D> {
         keys.iter()
             .map(|key| {
                 let found = check_key(key).map(|()| act(&self.space, key));
-                let outcome = match &found {
-                    Ok(true) => "found",
-                    Ok(false) => "not_found",
-                    Err(e) => outcome(e),
-                };
-                self.node.metrics.count(op, None, outcome, 1);
+                self.node.metrics.found(op, found.as_ref().copied());
                 found
             })
             .collect()
@@ -271,24 +267,6 @@ impl<D: Device> Session<'_, D> {
             None => answer.refuse(Error::InvalidRange { offset, len: 0, limit: len as u64 }),
         }
     }
-
-    /// Counts what became of a value that came by `path`.
-    pub(super) fn count_put(&self, put: &Result<Put>, len: u64, path: Path) {
-        let metrics = &self.node.metrics;
-        let route = Some(Route::of(path));
-        match put {
-            Ok(put) => {
-                metrics.count(Op::Put, route, put_outcome(*put), 1);
-                if *put != Put::AlreadyExists {
-                    metrics.came(Route::of(path), len);
-                }
-            }
-            Err(e) => metrics.count(Op::Put, route, outcome(e), 1),
-        }
-        if let Path::Staging(why) = path {
-            metrics.fell_back(why);
-        }
-    }
 }
 
 /// A value found for a client, and how it is passed on.
@@ -309,7 +287,7 @@ impl Kept {
             How::Inline(bytes) => Held::Inline { bytes, meta: object.meta() },
             How::Shared(hold) => Held::Shared {
                 hold: *hold,
-                arena: object.arena_id().0.into(),
+                arena: object.arena().id().0.into(),
                 offset: object.offset(),
                 len: object.len(),
                 meta: object.meta(),
@@ -328,7 +306,7 @@ impl Kept {
 fn granted(number: u64, grant: &Grant) -> Granted {
     Granted {
         grant: number,
-        arena: grant.arena_id().0.into(),
+        arena: grant.arena().id().0.into(),
         offset: grant.offset(),
         capacity: grant.capacity(),
     }

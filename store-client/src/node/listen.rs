@@ -57,12 +57,7 @@ fn seat<D: Device>(node: &Arc<Shared<D>>, socket: Arc<Socket>, sessions: &Arc<Se
     };
     let node = Arc::clone(node);
     let spawned = thread::Builder::new().name(format!("haulier-{}", seat.id())).spawn(move || {
-        let client = seat.id();
-        match session::serve(&node, &socket, &seat) {
-            Ok(()) => tracing::debug!(client, "a client has left"),
-            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => tracing::debug!(client, "a client has died"),
-            Err(e) => tracing::warn!(client, %e, "a client was dropped"),
-        }
+        session::serve(&node, &socket, &seat);
     });
     if let Err(e) = spawned {
         tracing::warn!(%e, "a client was dropped: no thread could be started for it");

@@ -10,10 +10,12 @@
 //! | `imports` | the client's allocations that are open here |
 //! | `table`, `ahead` | bounds on what one client, and all of them, may keep |
 //! | `answer` | answers, and how they are kept within one message |
-//! | `metrics`, `endpoint` | counters, and how they are read over HTTP |
+//! | `endpoint` | how the counters are read over HTTP |
 //!
 //! Each session has its own thread, bound to the client's device, and shares no lock with another while it waits for its
-//! client or for a driver. What a client holds belongs to its session, so all of it is free again when its socket ends.
+//! client or for a driver. What a client holds belongs to its session, so all of it is free again when its socket ends,
+//! and not before: a client that is given up, because it cannot be understood or does not read, is told nothing more but
+//! keeps what it has mapped until it ends itself.
 
 use std::{
     env,
@@ -28,9 +30,10 @@ use std::{
 
 use hal::{Deadline, Device};
 
-use self::{ahead::Budget, endpoint::Endpoint, metrics::Metrics, place::Place, sessions::Sessions};
+use self::{ahead::Budget, endpoint::Endpoint, place::Place, sessions::Sessions};
 use crate::{
     error::{Error, Result},
+    metrics::Metrics,
     store::Store,
     wire::Socket,
 };
@@ -42,7 +45,6 @@ mod endpoint;
 mod handle;
 mod imports;
 mod listen;
-mod metrics;
 mod place;
 mod session;
 mod sessions;
@@ -101,7 +103,7 @@ impl Node {
         let NodeConfig { socket, store, devices, metrics: metrics_at, clients_max } = config;
         let (place, listener) = Place::take(&socket)?;
         let listener = Arc::new(listener);
-        let metrics = Arc::new(Metrics::new(store.clone()));
+        let metrics = Arc::new(Metrics::of_node(store.clone()));
         let endpoint = metrics_at.map(|at| Endpoint::start(at, Arc::clone(&metrics))).transpose()?;
         let sessions = Arc::new(Sessions::new(clients_max, metrics.clients.clone()));
         let shared = Arc::new(Shared {

@@ -1,14 +1,19 @@
 //! One client: it is greeted, its requests are read one after the other, and what it holds lives here.
 
-use std::{collections::HashSet, io, sync::Arc, time::Duration, time::Instant};
+use std::{
+    collections::HashSet,
+    io,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use hal::{Deadline, Device, DeviceUuid};
 
-use super::{
-    Shared, ahead::Share, answer::Answer, imports::Imports, metrics::Op, sessions::Seat, table::Table,
-};
+use super::{Shared, ahead::Share, answer::Answer, imports::Imports, sessions::Seat, table::Table};
 use crate::{
     error::{Error, Result},
+    metrics::Op,
     store::{ArenaId, Grant, Object, Space, Writer},
     wire::{Frame, Reply, Request, SLOTS_MAX, Socket, VERSION},
 };
@@ -20,6 +25,9 @@ pub(super) const HOLDS_MAX: usize = 65_536;
 
 /// How long one client too many may take to say the hello that it is refused with.
 const REFUSAL_LIMIT: Duration = Duration::from_secs(1);
+
+/// The pause after a failed receive that is not the client's doing.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// A client that has been greeted.
 pub(super) struct Session<'n, D: Device> {
@@ -47,9 +55,45 @@ pub(super) struct Lent {
 }
 
 /// Serves a client on the calling thread until its socket ends.
-pub(super) fn serve<D: Device>(node: &Shared<D>, socket: &Socket, seat: &Seat) -> io::Result<()> {
-    let (mut message, mut out, mut fds) = (Vec::new(), Vec::new(), Vec::new());
+pub(super) fn serve<D: Device>(node: &Shared<D>, socket: &Socket, seat: &Seat) {
+    let client = seat.id();
     let mut session: Option<Session<'_, D>> = None;
+    match converse(node, socket, seat, &mut session) {
+        Ok(()) => tracing::debug!(client, "a client has left"),
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => tracing::debug!(client, "a client has died"),
+        Err(e) => {
+            tracing::warn!(client, %e, "a client was dropped; what it has mapped is kept until it ends")
+        }
+    }
+    if session.is_some() {
+        outlast(socket);
+    }
+}
+
+/// Ends the conversation, and waits until the client has ended its side. Until then it has memory mapped that must not
+/// become anybody else's: views of values that it holds, and buffers that it may write. What it still says is thrown away.
+fn outlast(socket: &Socket) {
+    socket.shutdown_sending();
+    let (mut message, mut fds) = (Vec::new(), Vec::new());
+    loop {
+        match socket.recv(&mut message, &mut fds, Deadline::NEVER) {
+            Ok(0) => return,
+            Ok(_) => fds.clear(),
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => {}
+            // The system is short of something; to take this for the end could cost the client its memory.
+            Err(_) => thread::sleep(PAUSE),
+        }
+    }
+}
+
+/// Answers a client until its socket ends or, which is an error, nothing good can come of going on.
+fn converse<'n, D: Device>(
+    node: &'n Shared<D>,
+    socket: &Socket,
+    seat: &Seat,
+    session: &mut Option<Session<'n, D>>,
+) -> io::Result<()> {
+    let (mut message, mut out, mut fds) = (Vec::new(), Vec::new(), Vec::new());
     let wait = seat.exceeds().map_or(Deadline::NEVER, |_| Deadline::after(REFUSAL_LIMIT));
     loop {
         let len = socket.recv(&mut message, &mut fds, wait)?;
@@ -61,14 +105,15 @@ pub(super) fn serve<D: Device>(node: &Shared<D>, socket: &Socket, seat: &Seat) -
             Ok(frame) => frame,
             Err(0) => return Err(io::Error::new(io::ErrorKind::InvalidData, "a message cannot be read")),
             Err(id) => {
-                node.metrics.count(Op::Garbled, None, "protocol", 1);
-                Answer::new(socket, id, &mut out).refuse(protocol("the message cannot be read"))?;
+                let garbled = protocol("the message cannot be read");
+                node.metrics.count(Op::Garbled, None, garbled.label(), 1);
+                Answer::new(socket, id, &mut out).refuse(garbled)?;
                 continue;
             }
         };
         let answer = Answer::new(socket, id, &mut out);
         let op = Op::of(&request);
-        match (&mut session, request) {
+        match (&mut *session, request) {
             (Some(_), Request::Hello { .. }) => {
                 answer.refuse(protocol("this connection has been greeted already"))?;
             }
@@ -112,7 +157,7 @@ impl<'n, D: Device> Session<'n, D> {
             });
         }
         let space = node.store.space(namespace)?;
-        let largest = space.stat().quota.unwrap_or_else(|| node.store.stat().pool);
+        let largest = space.quota().unwrap_or_else(|| node.store.stat().pool);
         let imports = open_device(node, seat, device);
         let welcome = Reply::Welcome {
             version: VERSION,
@@ -137,7 +182,7 @@ impl<'n, D: Device> Session<'n, D> {
     }
 
     pub(super) fn refuse(&self, op: Op, answer: Answer<'_>, e: Error) -> io::Result<()> {
-        self.node.metrics.count(op, None, super::metrics::outcome(&e), 1);
+        self.node.metrics.count(op, None, e.label(), 1);
         answer.refuse(e)
     }
 }

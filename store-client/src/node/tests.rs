@@ -12,6 +12,7 @@ use std::{
 
 use backend_cpu::CpuDevice;
 use hal::{BufferId, DeviceExt, DeviceUuid, Export, Exported, IpcHandle, Token};
+use rustix::event::{PollFd, PollFlags, poll};
 use tempfile::TempDir;
 
 use super::*;
@@ -661,7 +662,80 @@ fn one_client_too_many_is_told_so() {
 }
 
 #[test]
-fn a_client_that_does_not_read_holds_up_nobody_and_is_dropped() {
+fn a_put_that_keeps_what_is_there_evicts_nothing() {
+    let daemon = Daemon::with(MIB, 8);
+    let mut client = daemon.client();
+    let mut count = 0;
+    while daemon.store.stat().evictions == 0 {
+        client.put(&count.to_string(), &[1; 16 * 1024]).unwrap();
+        count += 1;
+    }
+    let before = daemon.store.stat();
+    // The first is gone; the second is the next to go.
+    for key in ["1", &(count - 1).to_string()] {
+        assert!(matches!(client.put(key, &[2; 16 * 1024]), Ok(Put::AlreadyExists)));
+    }
+    assert_eq!(daemon.store.stat(), before);
+    assert_eq!(client.inline("1").unwrap(), [1; 16 * 1024]);
+}
+
+/// Whoever breaks the protocol is still alive, and what it has mapped is no one else's.
+#[test]
+fn a_client_that_is_given_up_keeps_what_it_has_mapped_until_it_ends() {
+    const LEN: usize = 100_000;
+    for garbage in [&[0, 0xff][..], &[]] {
+        let daemon = Daemon::with(MIB, 8);
+        let (mut lost, mut other) = (daemon.client(), daemon.client());
+        // A value that it views, and a buffer that it fills.
+        let value = lost.reserve(&[LEN as u64]).remove(0).unwrap();
+        let own = lost.fds.remove(0);
+        rustix::io::pwrite(&own, &[7; LEN], value.offset).unwrap();
+        lost.commit(value.grant, "held", LEN as u64).unwrap();
+        let (_, _, held) = lost.hold("held");
+        let buffer = lost.reserve(&[LEN as u64]).remove(0).unwrap().offset;
+        rustix::io::pwrite(&own, &[8; LEN], buffer).unwrap();
+
+        lost.socket.send(garbage, &[], soon()).unwrap();
+        assert!(lost.is_ended());
+        other.ask(Request::Remove { keys: vec!["held"] });
+        for i in 0..200 {
+            other.put(&i.to_string(), &[9; 16 * 1024]).unwrap();
+            // It may go on for as long as it likes: nobody listens.
+            lost.socket.send(&[1; 1000], &[own.as_fd()], soon()).unwrap();
+        }
+        assert!(daemon.store.stat().evictions > 0, "the pool was filled more than once");
+        let bytes_at = |offset| {
+            let mut bytes = vec![0; LEN];
+            rustix::io::pread(&own, &mut bytes, offset).unwrap();
+            bytes
+        };
+        assert!(bytes_at(held) == [7; LEN] && bytes_at(buffer) == [8; LEN]);
+        assert_eq!(daemon.metric("haulier_clients "), 2, "it still has its seat");
+
+        drop(lost);
+        within_a_second("its memory is free", || {
+            daemon.metric("haulier_clients ") == 1 && daemon.store.stat().granted == 0
+        });
+        other.ask(Request::RemovePrefix { prefix: "" });
+        other.grant(MIB);
+    }
+}
+
+#[test]
+fn a_client_that_was_given_up_does_not_keep_the_daemon_from_ending() {
+    let mut daemon = Daemon::start();
+    let mut lost = daemon.client();
+    lost.grant(4096);
+    lost.socket.send(&[0, 0xff], &[], soon()).unwrap();
+    assert!(lost.is_ended());
+    let start = Instant::now();
+    daemon.node.take().unwrap().stop();
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert_eq!(daemon.store.stat().granted, 0);
+}
+
+#[test]
+fn a_client_that_does_not_read_holds_up_nobody_and_is_given_up() {
     let daemon = Daemon::start();
     let mut frozen = daemon.client();
     let mut busy = daemon.client();
@@ -676,11 +750,13 @@ fn a_client_that_does_not_read_holds_up_nobody_and_is_dropped() {
         assert_eq!(busy.inline("k").unwrap(), value);
     }
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
-    while daemon.metric("haulier_clients ") == 2 {
-        assert!(start.elapsed() < Duration::from_secs(15), "the frozen client is still there");
-        thread::sleep(Duration::from_millis(50));
-    }
+    let mut end = [PollFd::new(&frozen.socket, PollFlags::RDHUP)];
+    let limit = Duration::from_secs(15).try_into().unwrap();
+    assert_eq!(poll(&mut end, Some(&limit)).unwrap(), 1, "the frozen client is still served");
     while !frozen.is_ended() {}
+    assert_eq!(daemon.metric("haulier_clients "), 2, "but it may be alive");
+    drop(frozen);
+    within_a_second("it is gone", || daemon.metric("haulier_clients ") == 1);
 }
 
 #[test]

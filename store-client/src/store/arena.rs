@@ -8,7 +8,6 @@ use std::{
 
 use offset_allocator::{Allocation, Allocator};
 use parking_lot::{Condvar, Mutex};
-use serde::{Deserialize, Serialize};
 
 use super::{
     frames::{self, Frames, Run, State},
@@ -19,12 +18,12 @@ use super::{
 use crate::error::Result;
 
 /// Names an arena; never used twice by one store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct ArenaId(pub u32);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct ArenaId(pub(crate) u32);
 
 /// A sealed memory file that one writer at a time writes and everybody else can only read.
 #[derive(Debug)]
-pub struct Arena {
+pub(crate) struct Arena {
     id: ArenaId,
     geometry: Geometry,
     memory: Memory,
@@ -108,22 +107,22 @@ impl Arena {
     }
 
     /// Its name.
-    pub fn id(&self) -> ArenaId {
+    pub(crate) fn id(&self) -> ArenaId {
         self.id
     }
 
     /// The descriptor for everybody: cannot be mapped writable.
-    pub fn read_only(&self) -> BorrowedFd<'_> {
+    pub(crate) fn read_only(&self) -> BorrowedFd<'_> {
         self.memory.readable()
     }
 
     /// The descriptor for the present owner and nobody else.
-    pub fn read_write(&self) -> BorrowedFd<'_> {
+    pub(crate) fn read_write(&self) -> BorrowedFd<'_> {
         self.memory.writable()
     }
 
     /// Bytes to map; most of them are holes.
-    pub fn virtual_len(&self) -> u64 {
+    pub(crate) fn virtual_len(&self) -> u64 {
         self.memory.len()
     }
 

@@ -4,28 +4,22 @@ use std::{cmp::Ordering, sync::Arc};
 
 use lru::LruCache;
 
-use super::{Entry, object::Object};
+use super::{object::Object, space::Entry};
 
 /// The keys of one namespace.
 #[derive(Debug)]
 pub(super) struct Index {
     map: LruCache<Box<str>, Arc<Object>>,
-    bytes: u64,
     pinned: usize,
 }
 
 impl Index {
     pub(super) fn new() -> Self {
-        Self { map: LruCache::unbounded(), bytes: 0, pinned: 0 }
+        Self { map: LruCache::unbounded(), pinned: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
         self.map.len()
-    }
-
-    /// Bytes of all values.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
     }
 
     /// The object, without counting this as a use.
@@ -40,11 +34,9 @@ impl Index {
         Some(object)
     }
 
-    /// Stores `object`, used at `now`; returns what was there.
+    /// Stores `object`, which is not pinned, used at `now`; returns what was there.
     pub(super) fn put(&mut self, key: &str, object: Arc<Object>, now: u64) -> Option<Arc<Object>> {
         object.touch(now);
-        self.bytes += object.len();
-        self.pinned += usize::from(object.is_pinned());
         let old = self.map.put(key.into(), object);
         self.gone(old)
     }
@@ -119,7 +111,6 @@ impl Index {
 
     fn gone(&mut self, object: Option<Arc<Object>>) -> Option<Arc<Object>> {
         if let Some(object) = &object {
-            self.bytes -= object.len();
             self.pinned -= usize::from(object.is_pinned());
         }
         object

@@ -41,8 +41,14 @@ impl Memory {
             .map_err(|_| Error::OutOfMemory { asked: len, available: usize::MAX as u64 })?;
         let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         flags.set(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB, huge);
-        let writable =
-            rustix::fs::memfd_create("haulier-arena", flags).map_err(|e| os("creating an arena", e))?;
+        let create = |flags| rustix::fs::memfd_create("haulier-arena", flags);
+        // A system may refuse a memfd that could be made executable (vm.memfd_noexec=2).
+        let writable = match create(flags | MemfdFlags::NOEXEC_SEAL) {
+            // Before Linux 6.3.
+            Err(Errno::INVAL) => create(flags),
+            other => other,
+        }
+        .map_err(|e| os("creating an arena", e))?;
         rustix::fs::ftruncate(&writable, len).map_err(|e| os("sizing an arena", e))?;
         // Nobody can cut the file under a mapping, which would turn reads into SIGBUS.
         rustix::fs::fcntl_add_seals(&writable, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
@@ -221,6 +227,18 @@ mod tests {
         let seal = rustix::fs::fcntl_add_seals(memory.writable(), SealFlags::WRITE);
         assert_eq!(seal.unwrap_err(), Errno::PERM);
         assert_eq!(rustix::fs::fstat(memory.readable()).unwrap().st_mode & 0o777, 0o400);
+    }
+
+    #[test]
+    fn an_arena_can_never_be_made_executable() {
+        let memory = Memory::new(1 << 20, false).unwrap();
+        if !rustix::fs::fcntl_get_seals(memory.writable()).unwrap().contains(SealFlags::EXEC) {
+            // Before Linux 6.3 there is no such seal.
+            let plain = rustix::fs::memfd_create("t", MemfdFlags::NOEXEC_SEAL);
+            assert_eq!(plain.unwrap_err(), Errno::INVAL);
+            return;
+        }
+        assert_eq!(rustix::fs::fchmod(memory.writable(), Mode::RWXU).unwrap_err(), Errno::PERM);
     }
 
     #[test]

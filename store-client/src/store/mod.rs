@@ -1,4 +1,4 @@
-//! The store core: the bytes and the index. The node daemon uses it with one [`Writer`] for each client, the
+//! The store core: the bytes and the index. The node daemon uses it with one `Writer` for each client, the
 //! in-process engine with one in all. There are no sockets and no devices here.
 //!
 //! # How it hangs together
@@ -15,12 +15,12 @@
 //! When a writer ends, its arenas wait, still warm, for the next one.
 //!
 //! Inside an arena an **extent** is what one value lies in: a slot of a *slab* for up to 4 KiB, else a block of the
-//! arena's allocator. A **[`Grant`]** owns an extent while it is written; dropping it gives the memory back.
-//! [`Space::commit`] turns it into an **[`Object`]** under a key, in one step, so that nothing half-written is ever
+//! arena's allocator. A **`Grant`** owns an extent while it is written; dropping it gives the memory back.
+//! `Space::commit` turns it into an **`Object`** under a key, in one step, so that nothing half-written is ever
 //! seen. The index and every reader share the object, and the extent is free when the last of them lets go:
 //! removing, replacing or evicting a key takes it out of the index and disturbs no reader.
 //!
-//! A **[`Space`]** is a namespace: keys in the order of their last use. With a quota it has that much of the pool to
+//! A **`Space`** is a namespace: keys in the order of their last use. With a quota it has that much of the pool to
 //! itself; the namespaces without one share what is left and evict each other's oldest values.
 //!
 //! # Sizes
@@ -31,8 +31,8 @@
 //! # Locks
 //!
 //! Where two are held they are taken in this order: a writer's list of arenas, the unowned budget (`Pool::spare`),
-//! the pool's list of arenas, the inside of one arena. The list of namespaces and the index of a namespace are each
-//! held alone: objects that leave an index are dropped after its lock. Memory is populated without any lock, and
+//! the pool's list of arenas, the inside of one arena. The index of a namespace is held alone, or under the lock of the
+//! list of namespaces: objects that leave an index are dropped after both. Memory is populated without any lock, and
 //! punched out under that of the budget alone, which only those wait for who need memory from elsewhere too; frames
 //! in such work are marked busy, and who needs one waits for it to settle.
 
@@ -47,7 +47,7 @@ use std::{
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use self::{account::Account, pool::Pool, space::Namespace};
+use self::{account::Account, arena::Arena, pool::Pool, space::Namespace};
 use crate::error::{Error, Result};
 
 mod account;
@@ -64,10 +64,11 @@ mod space;
 mod tests;
 mod writer;
 
-pub use self::{
-    arena::{Arena, ArenaId},
+pub use self::space::{Mode, Put};
+pub(crate) use self::{
+    arena::ArenaId,
     object::{Grant, Object},
-    space::{Entry, Mode, Put, Space, SpaceStat, check_key},
+    space::{Space, check_key},
     writer::Writer,
 };
 
@@ -155,7 +156,7 @@ struct Shared {
     evict: bool,
     /// The account of all namespaces without a quota.
     common: Arc<Account>,
-    spaces: Mutex<BTreeMap<Box<str>, Arc<Namespace>>>,
+    spaces: Mutex<BTreeMap<Arc<str>, Arc<Namespace>>>,
     /// Counts uses, so that the age of values in different namespaces can be compared.
     clock: AtomicU64,
     evictions: AtomicU64,
@@ -172,8 +173,8 @@ impl Store {
                 |what: &str| Error::InvalidArgument { what: format!("the quota of `{name}` {what}") };
             check_space(name)?;
             left = left.checked_sub(*quota).ok_or_else(|| refuse("exceeds what is left of the pool"))?;
-            let namespace = Namespace::new(Some(*quota), Account::new(*quota));
-            if quotas.insert(name.as_str().into(), namespace).is_some() {
+            let namespace = Namespace::new(name, Some(*quota), Account::new(*quota));
+            if quotas.insert(Arc::clone(&namespace.name), namespace).is_some() {
                 return Err(refuse("is given twice"));
             }
         }
@@ -191,32 +192,29 @@ impl Store {
     }
 
     /// A new writer, without arenas yet.
-    pub fn writer(&self) -> Writer {
+    pub(crate) fn writer(&self) -> Writer {
         Writer::new(Arc::clone(&self.shared))
     }
 
-    /// The namespace of this name, which may be empty; it is made where it is not there.
-    pub fn space(&self, name: &str) -> Result<Space> {
+    /// The namespace of this name, which may be empty; it is made where it is not there. One without a quota and
+    /// without keys is forgotten with the last of its handles.
+    pub(crate) fn space(&self, name: &str) -> Result<Space> {
         check_space(name)?;
         let mut spaces = self.shared.spaces.lock();
         let namespace = match spaces.get(name) {
             Some(namespace) => Arc::clone(namespace),
             None => {
-                let namespace = Namespace::new(None, Arc::clone(&self.shared.common));
-                spaces.insert(name.into(), Arc::clone(&namespace));
+                let namespace = Namespace::new(name, None, Arc::clone(&self.shared.common));
+                spaces.insert(Arc::clone(&namespace.name), Arc::clone(&namespace));
                 namespace
             }
         };
+        namespace.handles.fetch_add(1, Ordering::Relaxed);
         Ok(Space { namespace, shared: Arc::clone(&self.shared) })
     }
 
-    /// The names of all namespaces, in order.
-    pub fn spaces(&self) -> Vec<String> {
-        self.shared.spaces.lock().keys().map(|name| name.to_string()).collect()
-    }
-
     /// The arena of this name. One that holds a value is always there.
-    pub fn arena(&self, id: ArenaId) -> Option<Arc<Arena>> {
+    pub(crate) fn arena(&self, id: ArenaId) -> Option<Arc<Arena>> {
         self.shared.pool.arena(id)
     }
 
@@ -275,7 +273,13 @@ impl Shared {
             while freed < bytes
                 && let Some((_, other)) = oldest()
             {
-                let victims = other.index.lock().evict(1, 1);
+                let mut index = other.index.lock();
+                let victims = index.evict(1, 1);
+                let emptied = index.len() == 0;
+                drop(index);
+                if emptied {
+                    forget_idle(&mut self.spaces.lock(), other);
+                }
                 freed += victims.iter().map(|victim| victim.footprint()).sum::<u64>();
                 evicted += victims.len();
             }
@@ -292,8 +296,24 @@ impl Shared {
         Error::Full { free, largest: self.pool.geometry().whole_frames(free, spare) }
     }
 
+    /// Ends one handle of `namespace`.
+    fn leave(&self, namespace: &Namespace) {
+        let mut spaces = self.spaces.lock();
+        namespace.handles.fetch_sub(1, Ordering::Relaxed);
+        forget_idle(&mut spaces, namespace);
+    }
+
     fn namespaces(&self, which: impl Fn(&Namespace) -> bool) -> Vec<Arc<Namespace>> {
         self.spaces.lock().values().filter(|namespace| which(namespace)).cloned().collect()
+    }
+}
+
+/// Takes a namespace off the list if it is idle, so that the list does not grow with every name that was ever used.
+fn forget_idle(spaces: &mut BTreeMap<Arc<str>, Arc<Namespace>>, namespace: &Namespace) {
+    // It may have been forgotten before, and its name may be another one's by now.
+    let listed = spaces.get(&namespace.name).is_some_and(|listed| std::ptr::eq(&**listed, namespace));
+    if listed && namespace.is_idle() {
+        spaces.remove(&namespace.name);
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     account::{Account, Charge, Pending},
-    arena::{Arena, ArenaId, Carved, Place},
+    arena::{Arena, Carved, Place},
 };
 use crate::error::{Error, Result};
 
@@ -57,7 +57,7 @@ impl Drop for Extent {
 
 /// Memory reserved for a value that is being written. Dropping it gives the memory back.
 #[must_use = "a grant that is dropped gives its memory back"]
-pub struct Grant {
+pub(crate) struct Grant {
     // Dropped in this order: an account never promises memory that is still taken.
     extent: Extent,
     charge: Charge,
@@ -71,34 +71,29 @@ impl Grant {
     }
 
     /// The arena that the memory lies in.
-    pub fn arena(&self) -> &Arc<Arena> {
+    pub(crate) fn arena(&self) -> &Arc<Arena> {
         &self.extent.arena
     }
 
-    /// The name of that arena.
-    pub fn arena_id(&self) -> ArenaId {
-        self.extent.arena.id()
-    }
-
     /// Where the memory starts in its arena.
-    pub fn offset(&self) -> u64 {
+    pub(crate) fn offset(&self) -> u64 {
         self.extent.offset
     }
 
     /// Bytes that may be written.
-    pub fn capacity(&self) -> u64 {
+    pub(crate) fn capacity(&self) -> u64 {
         self.extent.len
     }
 
     /// The memory in this process. It holds whatever was there before.
     ///
     /// A pointer and not a slice, because the process that the grant was made for may write it at any time.
-    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
         self.extent.at().as_ptr()
     }
 
     /// Copies `bytes` to position `at`.
-    pub fn write(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn write(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
         let to = self.extent.range(at, bytes.len())?;
         // SAFETY: the target lies within this extent, which nobody else in this process has and which no Rust
         // reference points to, so it cannot overlap `bytes`.
@@ -111,7 +106,7 @@ impl Grant {
     }
 
     /// Makes the first `len` bytes a value. What exceeds them is given up, as far as that is whole frames.
-    pub(super) fn into_object(self, len: u64, meta: &[u8], pin: bool) -> Object {
+    pub(super) fn into_object(self, len: u64, meta: &[u8]) -> Object {
         let Self { mut extent, mut charge, pending } = self;
         drop(pending);
         if let Place::Block(_) = extent.place {
@@ -120,14 +115,14 @@ impl Grant {
         }
         extent.len = len;
         let meta = (!meta.is_empty()).then(|| meta.into());
-        Object { extent, charge, meta, pinned: AtomicBool::new(pin), touched: AtomicU64::new(0) }
+        Object { extent, charge, meta, pinned: AtomicBool::new(false), touched: AtomicU64::new(0) }
     }
 }
 
 impl std::fmt::Debug for Grant {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut f = f.debug_struct("Grant");
-        f.field("arena", &self.arena_id())
+        f.field("arena", &self.arena().id())
             .field("offset", &self.offset())
             .field("capacity", &self.capacity());
         f.finish()
@@ -136,7 +131,7 @@ impl std::fmt::Debug for Grant {
 
 /// A stored value. Its bytes stay where they are, unchanged, until the last reference to it is dropped, also when it
 /// has been removed, evicted or replaced meanwhile.
-pub struct Object {
+pub(crate) struct Object {
     extent: Extent,
     charge: Charge,
     meta: Option<Box<[u8]>>,
@@ -147,49 +142,45 @@ pub struct Object {
 
 impl Object {
     /// The arena that the bytes lie in.
-    pub fn arena(&self) -> &Arc<Arena> {
+    pub(crate) fn arena(&self) -> &Arc<Arena> {
         &self.extent.arena
     }
 
-    /// The name of that arena.
-    pub fn arena_id(&self) -> ArenaId {
-        self.extent.arena.id()
-    }
-
     /// Where the bytes start in their arena.
-    pub fn offset(&self) -> u64 {
+    pub(crate) fn offset(&self) -> u64 {
         self.extent.offset
     }
 
     /// Bytes of the value.
-    pub fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.extent.len
     }
 
     /// Whether it is the empty value.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// What was stored beside the value.
-    pub fn meta(&self) -> &[u8] {
+    pub(crate) fn meta(&self) -> &[u8] {
         self.meta.as_deref().unwrap_or_default()
     }
 
     /// Whether eviction spares it.
-    pub fn is_pinned(&self) -> bool {
+    pub(crate) fn is_pinned(&self) -> bool {
         self.pinned.load(Ordering::Relaxed)
     }
 
     /// The bytes in this process, for reading.
-    pub fn as_ptr(&self) -> *const u8 {
+    pub(crate) fn as_ptr(&self) -> *const u8 {
         self.extent.at().as_ptr()
     }
 
     /// Copies the bytes from position `at` on into `into`, which must not be longer than what is there.
-    pub fn read(&self, at: u64, into: &mut [u8]) -> Result<()> {
+    pub(crate) fn read(&self, at: u64, into: &mut [u8]) -> Result<()> {
         let from = self.extent.range(at, into.len())?;
-        // SAFETY: the source lies within this extent, to which no Rust reference exists, so it cannot overlap `into`.
+        // SAFETY: the source lies within this extent, whose bytes nobody writes while the object lives, views of it
+        // included; `into` is exclusive, so it is other memory.
         unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *into).cast(), into.len()) };
         Ok(())
     }
@@ -216,7 +207,7 @@ impl Object {
 impl std::fmt::Debug for Object {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut f = f.debug_struct("Object");
-        f.field("arena", &self.arena_id()).field("offset", &self.offset()).field("len", &self.len());
+        f.field("arena", &self.arena().id()).field("offset", &self.offset()).field("len", &self.len());
         f.finish_non_exhaustive()
     }
 }

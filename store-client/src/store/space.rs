@@ -1,6 +1,9 @@
 //! Namespaces.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
@@ -33,42 +36,51 @@ pub enum Put {
     AlreadyExists,
 }
 
-/// One key of a list.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
-    /// The key.
-    pub key: String,
-    /// Bytes of its value.
-    pub len: u64,
+impl Put {
+    /// The outcome as a short, stable word for programs.
+    pub fn label(self) -> &'static str {
+        match self {
+            Put::Stored => "stored",
+            Put::Replaced => "replaced",
+            Put::AlreadyExists => "already_exists",
+        }
+    }
 }
 
-/// What a namespace holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SpaceStat {
-    /// Values.
-    pub objects: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Bytes that it may use at most, and that no other namespace can take from it.
-    pub quota: Option<u64>,
+/// One key of a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// The key.
+    pub(crate) key: String,
+    /// Bytes of its value.
+    pub(crate) len: u64,
 }
 
 #[derive(Debug)]
 pub(super) struct Namespace {
+    pub(super) name: Arc<str>,
     pub(super) quota: Option<u64>,
     pub(super) account: Arc<Account>,
     pub(super) index: Mutex<Index>,
+    /// Its [`Space`]s; changed under the lock of the list of namespaces.
+    pub(super) handles: AtomicUsize,
 }
 
 impl Namespace {
-    pub(super) fn new(quota: Option<u64>, account: Arc<Account>) -> Arc<Self> {
-        Arc::new(Self { quota, account, index: Mutex::new(Index::new()) })
+    pub(super) fn new(name: &str, quota: Option<u64>, account: Arc<Account>) -> Arc<Self> {
+        let (index, handles) = (Mutex::new(Index::new()), AtomicUsize::new(0));
+        Arc::new(Self { name: name.into(), quota, account, index, handles })
+    }
+
+    /// Whether nothing is lost when it is forgotten: it has no quota, no keys, and nobody to put some.
+    pub(super) fn is_idle(&self) -> bool {
+        self.quota.is_none() && self.handles.load(Ordering::Relaxed) == 0 && self.index.lock().len() == 0
     }
 }
 
-/// A namespace: keys that are apart from those of every other one. Cheap to clone.
-#[derive(Debug, Clone)]
-pub struct Space {
+/// A namespace: keys that are apart from those of every other one.
+#[derive(Debug)]
+pub(crate) struct Space {
     pub(super) namespace: Arc<Namespace>,
     pub(super) shared: Arc<Shared>,
 }
@@ -76,15 +88,7 @@ pub struct Space {
 impl Space {
     /// Makes the first `len` bytes of `grant` the value of `key`. The key is visible with all of its bytes or not at
     /// all; where this fails, or the value that is there is kept, the grant's memory is free again.
-    pub fn commit(
-        &self,
-        grant: Grant,
-        key: &str,
-        len: u64,
-        meta: &[u8],
-        mode: Mode,
-        pin: bool,
-    ) -> Result<Put> {
+    pub(crate) fn commit(&self, grant: Grant, key: &str, len: u64, meta: &[u8], mode: Mode) -> Result<Put> {
         check_key(key)?;
         if meta.len() > META_MAX {
             return Err(Error::InvalidArgument {
@@ -97,7 +101,7 @@ impl Space {
         if !Arc::ptr_eq(grant.account(), &self.namespace.account) {
             return Err(Error::InvalidArgument { what: "the grant was made for another namespace".into() });
         }
-        let object = Arc::new(grant.into_object(len, meta, pin));
+        let object = Arc::new(grant.into_object(len, meta));
         let now = self.now();
         let mut index = self.index();
         if mode == Mode::Put && index.peek(key).is_some() {
@@ -110,65 +114,60 @@ impl Space {
     }
 
     /// The value of `key`, which stays valid for as long as it is held.
-    pub fn hold(&self, key: &str) -> Option<Arc<Object>> {
+    pub(crate) fn hold(&self, key: &str) -> Option<Arc<Object>> {
         let now = self.now();
         self.index().get(key, now).cloned()
     }
 
-    /// Bytes of the value of `key`. No side effect: the value counts as used by nobody.
-    pub fn size(&self, key: &str) -> Option<u64> {
-        self.index().peek(key).map(|object| object.len())
-    }
-
-    /// What was stored beside the value of `key`. No side effect.
-    pub fn meta(&self, key: &str) -> Option<Vec<u8>> {
-        self.index().peek(key).map(|object| object.meta().to_vec())
-    }
-
     /// The value of `key`, without counting this as a use.
-    pub fn peek(&self, key: &str) -> Option<Arc<Object>> {
+    pub(crate) fn peek(&self, key: &str) -> Option<Arc<Object>> {
         self.index().peek(key).cloned()
     }
 
+    /// Whether a put in this mode would keep the value that is there. To be asked before room is made for the new one,
+    /// so that a put which stores nothing evicts nothing. No side effect.
+    pub(crate) fn keeps(&self, key: &str, mode: Mode) -> bool {
+        mode == Mode::Put && self.exists(key)
+    }
+
+    /// Bytes that it may use at most, and that no other namespace can take from it.
+    pub(crate) fn quota(&self) -> Option<u64> {
+        self.namespace.quota
+    }
+
     /// Whether `key` is there. No side effect.
-    pub fn exists(&self, key: &str) -> bool {
+    pub(super) fn exists(&self, key: &str) -> bool {
         self.index().peek(key).is_some()
     }
 
     /// Removes `key`, pinned or not; returns whether it was there.
-    pub fn remove(&self, key: &str) -> bool {
+    pub(crate) fn remove(&self, key: &str) -> bool {
         // Bound to a name, so that the memory is given back after the lock.
         let old = self.index().remove(key);
         old.is_some()
     }
 
     /// Removes every key with this prefix, at once; returns how many there were.
-    pub fn remove_prefix(&self, prefix: &str) -> u64 {
+    pub(crate) fn remove_prefix(&self, prefix: &str) -> u64 {
         let old = self.index().remove_prefix(prefix);
         old.len() as u64
     }
 
     /// Removes every key, at once; returns how many there were.
-    pub fn clear(&self) -> u64 {
+    pub(crate) fn clear(&self) -> u64 {
         let old = std::mem::replace(&mut *self.index(), Index::new());
         old.len() as u64
     }
 
     /// Up to `limit` keys with this prefix, in order. The next page starts `after` the last key of this one, and
     /// misses none that was there all the time.
-    pub fn list(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<Entry> {
+    pub(crate) fn list(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<Entry> {
         self.index().list(prefix, after, limit)
     }
 
     /// Pins or unpins the value of `key`; returns whether it is there. Eviction spares a pinned value.
-    pub fn set_pinned(&self, key: &str, pinned: bool) -> bool {
+    pub(crate) fn set_pinned(&self, key: &str, pinned: bool) -> bool {
         self.index().set_pinned(key, pinned)
-    }
-
-    /// What the namespace holds.
-    pub fn stat(&self) -> SpaceStat {
-        let index = self.index();
-        SpaceStat { objects: index.len() as u64, bytes: index.bytes(), quota: self.namespace.quota }
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {
@@ -180,8 +179,14 @@ impl Space {
     }
 }
 
+impl Drop for Space {
+    fn drop(&mut self) {
+        self.shared.leave(&self.namespace);
+    }
+}
+
 /// Refuses a key that is empty or too long.
-pub fn check_key(key: &str) -> Result<()> {
+pub(crate) fn check_key(key: &str) -> Result<()> {
     match key.len() {
         1..=KEY_MAX => Ok(()),
         len => Err(Error::InvalidKey { len: len as u64, limit: KEY_MAX as u64 }),

@@ -1,10 +1,14 @@
 //! What the store promises, one test each.
 
-use std::{collections::BTreeMap, sync::Barrier, thread};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Barrier,
+    thread,
+};
 
 use proptest::prelude::*;
 
-use super::*;
+use super::{space::Entry, *};
 
 const FRAME: u64 = 256 << 10;
 
@@ -22,14 +26,23 @@ fn pattern(seed: u64, len: u64) -> Vec<u8> {
     (0..len).map(|i| (seed.wrapping_mul(31).wrapping_add(i).wrapping_mul(0x9e37_79b9) >> 13) as u8).collect()
 }
 
-fn commit(writer: &Writer, space: &Space, key: &str, bytes: &[u8], mode: Mode, pin: bool) -> Result<Put> {
+fn commit(writer: &Writer, space: &Space, key: &str, bytes: &[u8], mode: Mode) -> Result<Put> {
     let mut grant = writer.reserve(space, bytes.len() as u64)?;
     grant.write(0, bytes)?;
-    space.commit(grant, key, bytes.len() as u64, &[], mode, pin)
+    space.commit(grant, key, bytes.len() as u64, &[], mode)
 }
 
 fn put(writer: &Writer, space: &Space, key: &str, len: u64) -> Result<Put> {
-    commit(writer, space, key, &pattern(len, len), Mode::Put, false)
+    commit(writer, space, key, &pattern(len, len), Mode::Put)
+}
+
+fn size(space: &Space, key: &str) -> Option<u64> {
+    space.peek(key).map(|object| object.len())
+}
+
+/// Where the value of `key` lies.
+fn arena_of(space: &Space, key: &str) -> ArenaId {
+    space.peek(key).unwrap().arena().id()
 }
 
 fn bytes_of(object: &Object) -> Vec<u8> {
@@ -52,7 +65,7 @@ fn values_of_every_size_come_back_whole() {
         assert_eq!(put(&writer, &space, &size.to_string(), size).unwrap(), Put::Stored, "{size}");
         let object = space.hold(&size.to_string()).unwrap();
         assert_eq!(bytes_of(&object), pattern(size, size), "{size}");
-        assert_eq!(space.size(&size.to_string()), Some(size));
+        assert_eq!(object.len(), size);
         if size > 4097 {
             assert!(space.remove(&size.to_string()));
         }
@@ -99,16 +112,16 @@ fn a_grant_may_be_larger_than_the_value_and_not_smaller() {
     grant.write(0, b"short").unwrap();
     assert!(matches!(grant.write(10 * FRAME, b"x"), Err(Error::InvalidRange { .. })));
     assert!(matches!(grant.write(u64::MAX, b"x"), Err(Error::InvalidRange { .. })));
-    space.commit(grant, "k", 5, b"meta", Mode::Put, false).unwrap();
+    space.commit(grant, "k", 5, b"meta", Mode::Put).unwrap();
     let object = space.hold("k").unwrap();
     assert_eq!((bytes_of(&object), object.meta()), (b"short".to_vec(), &b"meta"[..]));
     assert_eq!(store.stat().used, FRAME);
     let rest = writer.reserve(&space, 15 * FRAME).expect("what was not needed is free");
     drop(rest);
     let small = writer.reserve(&space, 100).unwrap();
-    let error = space.commit(small, "k2", 101, &[], Mode::Put, false).unwrap_err();
+    let error = space.commit(small, "k2", 101, &[], Mode::Put).unwrap_err();
     assert!(matches!(error, Error::InvalidRange { len: 101, limit: 100, .. }));
-    assert_eq!((space.stat().objects, store.stat().granted), (1, 0));
+    assert_eq!((store.stat().objects, store.stat().granted), (1, 0));
 }
 
 #[test]
@@ -121,7 +134,7 @@ fn a_reader_keeps_its_bytes_through_remove_replace_and_eviction() {
     let held: Vec<_> = ["removed", "replaced"].map(|key| space.hold(key).unwrap()).into();
     assert!(space.remove("removed"));
     assert!(!space.remove("removed"));
-    let newer = commit(&writer, &space, "replaced", b"new", Mode::Upsert, false).unwrap();
+    let newer = commit(&writer, &space, "replaced", b"new", Mode::Upsert).unwrap();
     assert_eq!(newer, Put::Replaced);
     // Two frames are left; the pressure must not reach what is held.
     for i in 0..50 {
@@ -160,7 +173,7 @@ fn eviction_takes_exactly_the_oldest_and_spares_the_pinned() {
     }
     assert!(space.set_pinned("b", true));
     drop(space.hold("a"));
-    assert!(space.exists("c") && space.size("c") == Some(FRAME), "to look is not to use");
+    assert!(space.exists("c") && size(&space, "c") == Some(FRAME), "to look is not to use");
     put(&writer, &space, "e", FRAME).unwrap();
     assert_eq!(keys(&space), ["a", "b", "d", "e"]);
     put(&writer, &space, "f", 2 * FRAME).unwrap();
@@ -199,7 +212,7 @@ fn full_without_eviction_tells_what_is_free() {
     put(&writer, &space, "c", FRAME).unwrap();
     let error = writer.reserve(&space, 1).unwrap_err();
     assert!(matches!(error, Error::Full { free: 0, largest: 0 }), "{error}");
-    assert_eq!((space.stat().objects, store.stat().evictions), (3, 0));
+    assert_eq!((store.stat().objects, store.stat().evictions), (3, 0));
 }
 
 #[test]
@@ -218,6 +231,7 @@ fn what_is_larger_than_the_pool_is_refused_before_anything_is_evicted() {
 fn memory_wanders_between_two_writers_within_the_budget() {
     let store = open(8, true);
     let (one, two, space) = (store.writer(), store.writer(), store.space("").unwrap());
+    let mut arenas = BTreeSet::new();
     for round in 0..20 {
         for (name, writer) in [("one", &one), ("two", &two)] {
             for i in 0..8 {
@@ -225,11 +239,12 @@ fn memory_wanders_between_two_writers_within_the_budget() {
                 assert!(store.stat().populated <= 8 * FRAME);
             }
             // All of the memory is in this writer's arena now.
-            let arena = writer.arenas()[0].id();
-            assert!(keys(&space).iter().all(|key| space.hold(key).unwrap().arena_id() == arena));
+            let of_keys: BTreeSet<_> = keys(&space).iter().map(|key| arena_of(&space, key).0).collect();
+            assert_eq!(of_keys.len(), 1);
+            arenas.extend(of_keys);
         }
     }
-    assert_ne!(one.arenas()[0].id(), two.arenas()[0].id());
+    assert_eq!(arenas.len(), 2);
     let stat = store.stat();
     assert_eq!((stat.populated, stat.arenas, stat.objects), (8 * FRAME, 2, 8));
 }
@@ -241,12 +256,12 @@ fn a_new_writer_takes_over_the_idle_arena_with_the_most_memory() {
     let (one, two) = (store.writer(), store.writer());
     put(&one, &space, "a", FRAME).unwrap();
     put(&two, &space, "b", FRAME).unwrap();
-    let warm = one.arenas()[0].id();
+    let warm = arena_of(&space, "a");
     drop(one);
     drop(two);
     let next = store.writer();
     put(&next, &space, "c", FRAME).unwrap();
-    assert_eq!(next.arenas()[0].id(), warm);
+    assert_eq!(arena_of(&space, "c"), warm);
     assert_eq!(bytes_of(&space.hold("a").unwrap()), pattern(FRAME, FRAME));
     assert_eq!(store.stat().arenas, 2, "the other one still holds a value");
 }
@@ -257,7 +272,7 @@ fn an_idle_arena_without_memory_is_dropped() {
     let space = store.space("").unwrap();
     let one = store.writer();
     put(&one, &space, "a", 4 * FRAME).unwrap();
-    let id = one.arenas()[0].id();
+    let id = arena_of(&space, "a");
     let two = store.writer();
     drop(two.reserve(&space, 0));
     drop(one);
@@ -286,12 +301,12 @@ fn freed_memory_is_used_before_fresh_addresses() {
 fn a_put_keeps_the_value_that_is_there_and_an_upsert_replaces_it() {
     let store = open(4, false);
     let (writer, space) = (store.writer(), store.space("").unwrap());
-    assert_eq!(commit(&writer, &space, "k", b"one", Mode::Put, false).unwrap(), Put::Stored);
-    assert_eq!(commit(&writer, &space, "k", b"two", Mode::Put, false).unwrap(), Put::AlreadyExists);
+    assert_eq!(commit(&writer, &space, "k", b"one", Mode::Put).unwrap(), Put::Stored);
+    assert_eq!(commit(&writer, &space, "k", b"two", Mode::Put).unwrap(), Put::AlreadyExists);
     assert_eq!(bytes_of(&space.hold("k").unwrap()), b"one");
-    assert_eq!(commit(&writer, &space, "k", b"", Mode::Upsert, false).unwrap(), Put::Replaced);
+    assert_eq!(commit(&writer, &space, "k", b"", Mode::Upsert).unwrap(), Put::Replaced);
     assert!(space.hold("k").unwrap().is_empty());
-    assert_eq!(commit(&writer, &space, "new", b"three", Mode::Upsert, false).unwrap(), Put::Stored);
+    assert_eq!(commit(&writer, &space, "new", b"three", Mode::Upsert).unwrap(), Put::Stored);
 }
 
 #[test]
@@ -307,7 +322,7 @@ fn eight_threads_that_put_one_key_store_it_once() {
                     scope.spawn(move || {
                         let writer = store.writer();
                         start.wait();
-                        commit(&writer, space, key, &[i; 100], Mode::Put, false).unwrap()
+                        commit(&writer, space, key, &[i; 100], Mode::Put).unwrap()
                     })
                 })
                 .collect();
@@ -333,7 +348,7 @@ fn threads_of_one_writer_and_of_several_share_a_pool_under_pressure() {
                 for i in 0..300u64 {
                     let len = [1, 300, 5000, 70_000, FRAME, 2 * FRAME][((t + i * 7) % 6) as usize];
                     let (key, bytes) = (format!("{t}.{}", i % 20), pattern(t * 1000 + i, len));
-                    match commit(writer, space, &key, &bytes, Mode::Upsert, false) {
+                    match commit(writer, space, &key, &bytes, Mode::Upsert) {
                         Ok(_) => stored.fetch_add(1, Ordering::Relaxed),
                         // For a moment everything may be granted to the others or held by them.
                         Err(Error::Full { .. }) => continue,
@@ -359,13 +374,13 @@ fn keys_and_what_is_beside_a_value_have_limits() {
     let (writer, space) = (store.writer(), store.space("").unwrap());
     for (key, meta) in [("", 0), (&*"k".repeat(KEY_MAX + 1), 0), ("k", META_MAX + 1)] {
         let grant = writer.reserve(&space, 1).unwrap();
-        let error = space.commit(grant, key, 1, &vec![7; meta], Mode::Put, false).unwrap_err();
+        let error = space.commit(grant, key, 1, &vec![7; meta], Mode::Put).unwrap_err();
         assert!(matches!(error, Error::InvalidKey { .. } | Error::InvalidArgument { .. }), "{error}");
     }
     let longest = "k".repeat(KEY_MAX);
     let grant = writer.reserve(&space, 1).unwrap();
-    space.commit(grant, &longest, 1, &[7; META_MAX], Mode::Put, false).unwrap();
-    assert_eq!(space.meta(&longest).unwrap(), [7; META_MAX]);
+    space.commit(grant, &longest, 1, &[7; META_MAX], Mode::Put).unwrap();
+    assert_eq!(space.peek(&longest).unwrap().meta(), [7; META_MAX]);
     assert!(store.space(&"s".repeat(SPACE_MAX + 1)).is_err());
 }
 
@@ -401,7 +416,10 @@ fn namespaces_are_independent_and_quotas_hold() {
     put(&writer, &kept, "k", FRAME).unwrap();
     put(&writer, &a, "k", 2 * FRAME).unwrap();
     put(&writer, &b, "k", 3 * FRAME).unwrap();
-    assert_eq!((kept.size("k"), a.size("k"), b.size("k")), (Some(FRAME), Some(2 * FRAME), Some(3 * FRAME)));
+    assert_eq!(
+        (size(&kept, "k"), size(&a, "k"), size(&b, "k")),
+        (Some(FRAME), Some(2 * FRAME), Some(3 * FRAME))
+    );
     put(&writer, &a, "l", FRAME).unwrap();
     assert!(a.remove("k") && b.exists("k"));
     // The rest is six frames, whatever the quota leaves unused; the oldest of the others goes.
@@ -418,7 +436,7 @@ fn namespaces_are_independent_and_quotas_hold() {
     put(&writer, &kept, "m", FRAME).unwrap();
     assert_eq!((keys(&kept), keys(&a)), (vec!["l".into(), "m".to_string()], vec!["big".to_string()]));
     let grant = writer.reserve(&a, 1).unwrap();
-    assert!(kept.commit(grant, "x", 1, &[], Mode::Put, false).is_err(), "another namespace's grant");
+    assert!(kept.commit(grant, "x", 1, &[], Mode::Put).is_err(), "another namespace's grant");
 }
 
 #[test]
@@ -437,6 +455,29 @@ fn among_namespaces_without_a_quota_the_oldest_goes_first() {
         (keys(&a), keys(&b), keys(&c)),
         (vec!["1".into()], vec!["4".to_string()], vec!["6".to_string()])
     );
+}
+
+#[test]
+fn a_namespace_that_nobody_uses_and_nothing_is_in_is_forgotten() {
+    let store = open_with_quotas(4, &[("kept", FRAME)]).unwrap();
+    let writer = store.writer();
+    for i in 0..100 {
+        store.space(&format!("visitor{i}")).unwrap();
+        store.space("kept").unwrap();
+    }
+    assert_eq!(store.stat().spaces, 1, "a quota keeps a namespace");
+
+    let (one, two) = (store.space("a").unwrap(), store.space("a").unwrap());
+    drop(one);
+    put(&writer, &two, "k", FRAME).unwrap();
+    drop(two);
+    assert_eq!(keys(&store.space("a").unwrap()), ["k"], "a value keeps one too");
+    let other = store.space("b").unwrap();
+    put(&writer, &other, "all", 3 * FRAME).unwrap();
+    assert_eq!((store.stat().evictions, store.stat().spaces), (1, 2), "until it is evicted");
+    assert!(keys(&store.space("a").unwrap()).is_empty());
+    other.clear();
+    assert_eq!(store.stat().spaces, 2, "whoever may still put something keeps it");
 }
 
 #[test]
@@ -597,7 +638,7 @@ fn follow(ops: &[Op], evict: bool) {
                 if let Some((grant, bytes)) = grants.pop() {
                     let (key, mode) = (name(*key), if *upsert { Mode::Upsert } else { Mode::Put });
                     let was = space.exists(&key);
-                    let put = space.commit(grant, &key, bytes.len() as u64, &[], mode, *pin).unwrap();
+                    let put = space.commit(grant, &key, bytes.len() as u64, &[], mode).unwrap();
                     let expected = match (was, upsert) {
                         (false, _) => Put::Stored,
                         (true, true) => Put::Replaced,
@@ -605,6 +646,7 @@ fn follow(ops: &[Op], evict: bool) {
                     };
                     assert_eq!(put, expected);
                     if put != Put::AlreadyExists {
+                        assert!(!*pin || space.set_pinned(&key, true));
                         model.insert(key, bytes);
                     }
                 }
@@ -638,7 +680,7 @@ fn follow(ops: &[Op], evict: bool) {
         assert!(held.iter().all(|(object, bytes)| bytes_of(object) == *bytes));
         assert_eq!(keys(&space), model.keys().cloned().collect::<Vec<_>>());
         for (key, bytes) in &model {
-            assert_eq!(space.size(key), Some(bytes.len() as u64));
+            assert_eq!(size(&space, key), Some(bytes.len() as u64));
         }
         let stat = store.stat();
         assert!(stat.populated <= stat.pool && stat.used + stat.granted + stat.free == stat.pool, "{stat:?}");

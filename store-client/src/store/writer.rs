@@ -19,7 +19,7 @@ const LOOKS: usize = 4;
 /// One that writes: a client of the daemon, or the process itself. Its arenas are its own until it is dropped; they
 /// come one by one as they are needed.
 #[derive(Debug)]
-pub struct Writer {
+pub(crate) struct Writer {
     shared: Arc<Shared>,
     arenas: Mutex<Vec<Arc<Arena>>>,
 }
@@ -29,15 +29,10 @@ impl Writer {
         Self { shared, arenas: Mutex::default() }
     }
 
-    /// The arenas that it owns now. The first comes with the first value.
-    pub fn arenas(&self) -> Vec<Arc<Arena>> {
-        self.arenas.lock().clone()
-    }
-
     /// Reserves `len` bytes for a value of `space`. Where there is no room, the oldest values of that namespace are
     /// evicted, then the oldest of the namespaces without a quota; without eviction, or with nothing to evict, the
     /// answer is [`Error::Full`]. What can never fit is [`Error::TooLarge`], and nothing is evicted for it.
-    pub fn reserve(&self, space: &Space, len: u64) -> Result<Grant> {
+    pub(crate) fn reserve(&self, space: &Space, len: u64) -> Result<Grant> {
         let namespace = &space.namespace;
         if !Arc::ptr_eq(&space.shared, &self.shared) {
             return Err(Error::InvalidArgument { what: "the namespace belongs to another store".into() });
@@ -75,7 +70,7 @@ impl Writer {
 
     /// Reserves `len` bytes for a value of `space` where that costs nobody anything: nothing is evicted, and the place has
     /// memory already and lies in an arena that the writer has.
-    pub fn reserve_idle(&self, space: &Space, len: u64) -> Option<Grant> {
+    pub(crate) fn reserve_idle(&self, space: &Space, len: u64) -> Option<Grant> {
         let account = &space.namespace.account;
         if len > account.limit() {
             return None;

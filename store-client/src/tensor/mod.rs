@@ -246,15 +246,31 @@ impl<D: Device> StoreClient<D> {
         shape: &[u64],
         buffer: PoolBuffer,
     ) -> Result<Put> {
-        let spec = TensorSpec::new(dtype, shape);
-        expect_bytes(&spec, buffer.len())?;
-        self.store_allocated(key, &spec.encode()?, buffer, Mode::Put)
+        self.store_tensor_allocated(key, TensorSpec::new(dtype, shape), buffer, Mode::Put)
+    }
+
+    /// [`put_tensor_allocated`](Self::put_tensor_allocated) that replaces a tensor that is there.
+    pub fn upsert_tensor_allocated(
+        &self,
+        key: &str,
+        dtype: Dtype,
+        shape: &[u64],
+        buffer: PoolBuffer,
+    ) -> Result<Put> {
+        self.store_tensor_allocated(key, TensorSpec::new(dtype, shape), buffer, Mode::Upsert)
     }
 
     /// The tensor, owned. *Errors*: as [`view_tensor`](Self::view_tensor).
     pub fn get_tensor(&self, key: &str) -> Result<Tensor> {
-        let TensorView { spec, view } = self.view_tensor(key)?;
-        Ok(Tensor { spec, bytes: view.to_vec() })
+        only(self.batch_get_tensor(&[key]))
+    }
+
+    /// [`get_tensor`](Self::get_tensor) for many tensors.
+    pub fn batch_get_tensor(&self, keys: &[&str]) -> Vec<Result<Tensor>> {
+        let views = self.batch_view_tensor(keys).into_iter();
+        views
+            .map(|slot| slot.map(|TensorView { spec, view }| Tensor { spec, bytes: view.to_vec() }))
+            .collect()
     }
 
     /// A read-only look at the tensor, without a copy.
@@ -262,6 +278,11 @@ impl<D: Device> StoreClient<D> {
     /// *Errors*: [`Error::NotFound`]; [`Error::InvalidTensor`] where the value is no tensor.
     pub fn view_tensor(&self, key: &str) -> Result<TensorView> {
         self.view(key)?.try_into()
+    }
+
+    /// [`view_tensor`](Self::view_tensor) for many tensors.
+    pub fn batch_view_tensor(&self, keys: &[&str]) -> Vec<Result<TensorView>> {
+        self.batch_view(keys).into_iter().map(|slot| slot.and_then(TensorView::try_from)).collect()
     }
 
     /// Dtype and shape of a stored tensor. No side effect. *Errors*: as [`view_tensor`](Self::view_tensor).
@@ -321,6 +342,17 @@ impl<D: Device> StoreClient<D> {
                 self.store_allocated(key, &meta, gathered, mode)
             }
         }
+    }
+
+    fn store_tensor_allocated(
+        &self,
+        key: &str,
+        spec: TensorSpec,
+        buffer: PoolBuffer,
+        mode: Mode,
+    ) -> Result<Put> {
+        expect_bytes(&spec, buffer.len())?;
+        self.store_allocated(key, &spec.encode()?, buffer, mode)
     }
 
     /// Contiguous tensors go as one batch; each strided one is gathered straight into the store.

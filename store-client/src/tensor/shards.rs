@@ -9,7 +9,7 @@ use super::{Layout, Shard, Tensor, TensorRef, TensorSpec, TensorView, element, r
 use crate::{
     client::StoreClient,
     error::{Error, Result},
-    store::Put,
+    store::{Mode, Put},
 };
 
 /// Where shard `rank` of `key` is stored.
@@ -42,6 +42,29 @@ impl<D: Device> StoreClient<D> {
         dim: u32,
         world: u32,
     ) -> Result<Vec<Result<Put>>> {
+        self.store_sharded(key, tensor, dim, world, Mode::Put)
+    }
+
+    /// [`put_sharded`](Self::put_sharded) that replaces shards that are there. Each is replaced atomically; the tensor as a
+    /// whole is not, so readers that come meanwhile may be told that the shards do not belong together.
+    pub fn upsert_sharded(
+        &self,
+        key: &str,
+        tensor: &TensorRef<'_, D>,
+        dim: u32,
+        world: u32,
+    ) -> Result<Vec<Result<Put>>> {
+        self.store_sharded(key, tensor, dim, world, Mode::Upsert)
+    }
+
+    fn store_sharded(
+        &self,
+        key: &str,
+        tensor: &TensorRef<'_, D>,
+        dim: u32,
+        world: u32,
+        mode: Mode,
+    ) -> Result<Vec<Result<Put>>> {
         let spec = tensor.spec();
         Shard { dim, rank: 0, world, full: 0 }.check(spec.shape.len())?;
         let full = spec.shape[dim as usize];
@@ -52,7 +75,7 @@ impl<D: Device> StoreClient<D> {
         let parts: Vec<(String, TensorRef<'_, D>)> = parts.collect::<Result<_>>()?;
         let parts: Vec<(&str, TensorRef<'_, D>)> =
             parts.iter().map(|(key, part)| (key.as_str(), part.clone())).collect();
-        Ok(self.batch_put_tensor(&parts))
+        Ok(self.store_tensors(&parts, mode))
     }
 
     /// The part of the sharded tensor `key` that `rank` of `world` has along `dim`, whatever way it was sharded when it

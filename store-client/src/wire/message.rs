@@ -17,8 +17,8 @@ pub(crate) const MESSAGE_MAX: usize = 128 * 1024;
 /// Values up to this many bytes may travel inside a message.
 pub(crate) const INLINE_MAX: usize = 16 * 1024;
 
-/// The most descriptors beside a message; the kernel's limit is 253.
-pub(crate) const DESCRIPTORS_MAX: usize = 240;
+/// The most descriptors beside a message, of all that is in it; the kernel's limit is 253.
+pub(crate) const MESSAGE_DESCRIPTORS_MAX: usize = 240;
 
 /// The most slots of a message. Each then has room for its verdict and a usual description; where a batch still does not
 /// fit, its later slots answer [`Error::ResourceExhausted`](crate::Error::ResourceExhausted) and are asked for again.

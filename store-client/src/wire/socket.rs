@@ -13,7 +13,7 @@ use std::{
 use hal::Deadline;
 use rustix::{
     cmsg_space,
-    event::{PollFd, PollFlags, poll},
+    event::{PollFd, PollFlags, Timespec, poll},
     io::{Errno, retry_on_intr},
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -22,7 +22,7 @@ use rustix::{
     },
 };
 
-use super::message::{DESCRIPTORS_MAX, MESSAGE_MAX};
+use super::message::{MESSAGE_DESCRIPTORS_MAX, MESSAGE_MAX};
 
 /// A receive with more time than this left sleeps in the kernel in slices of this length. One with less asks `poll`
 /// first, which costs a call more but is exact.
@@ -37,7 +37,7 @@ const PATH_MAX: usize = 107;
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
-const CONTROL: usize = cmsg_space!(ScmRights(DESCRIPTORS_MAX));
+const CONTROL: usize = cmsg_space!(ScmRights(MESSAGE_DESCRIPTORS_MAX));
 
 /// One end of a connection. All methods work from any thread; a message goes to one of the threads that wait for it.
 #[derive(Debug)]
@@ -122,7 +122,8 @@ impl Socket {
         self.offer(bytes, &[])
     }
 
-    /// Receives one message into `buf[..n]`, and the descriptors beside it into `fds`. `n` is 0 when the peer has ended.
+    /// Receives one message into `buf[..n]`, and the descriptors beside it into `fds`. `n` is 0 when the peer has ended,
+    /// and then only.
     ///
     /// `buf` is made long enough once and then reused; what lies behind `n` in it is left from earlier messages.
     /// *Errors*: `TimedOut`; `InvalidData` for a message or a number of descriptors that no peer of ours sends.
@@ -162,6 +163,11 @@ impl Socket {
                         format!("a message was cut at {len} bytes and {with} descriptors"),
                     ));
                 }
+                // It reads like the end, and no message of ours is empty.
+                Ok((0, _)) if !self.has_peer_ended()? => {
+                    fds.clear();
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, "a message was empty"));
+                }
                 Ok((len, _)) => return Ok(len),
             }
         }
@@ -178,6 +184,19 @@ impl Socket {
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
     }
 
+    /// Tells the peer that nothing more comes: it reads what it was sent, and then the end. It can still be heard.
+    pub(crate) fn shutdown_sending(&self) {
+        // As above.
+        let _ = rustix::net::shutdown(&self.fd, Shutdown::Write);
+    }
+
+    /// Whether nothing more can come from the peer, once what has come is read.
+    fn has_peer_ended(&self) -> io::Result<bool> {
+        let mut fd = [PollFd::new(&self.fd, PollFlags::RDHUP)];
+        retry_on_intr(|| poll(&mut fd, Some(&Timespec::default())))?;
+        Ok(fd[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP))
+    }
+
     fn from_connected(fd: OwnedFd) -> io::Result<Self> {
         // The kernel cuts it to what the administrator allows.
         sockopt::set_socket_send_buffer_size(&fd, BUFFER)?;
@@ -186,7 +205,7 @@ impl Socket {
 
     /// One attempt, without waiting.
     fn offer(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<bool> {
-        if bytes.len() > MESSAGE_MAX || fds.len() > DESCRIPTORS_MAX {
+        if bytes.len() > MESSAGE_MAX || fds.len() > MESSAGE_DESCRIPTORS_MAX {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -318,11 +337,11 @@ mod tests {
     fn the_longest_message_passes_whole_with_all_its_descriptors() {
         let (a, b) = Socket::pair().unwrap();
         let message = vec![7; MESSAGE_MAX];
-        let fds = vec![a.as_fd(); DESCRIPTORS_MAX];
+        let fds = vec![a.as_fd(); MESSAGE_DESCRIPTORS_MAX];
         a.send(&message, &fds, soon()).unwrap();
         let (mut buf, mut fds) = (Vec::new(), Vec::new());
         assert_eq!(b.recv(&mut buf, &mut fds, soon()).unwrap(), MESSAGE_MAX);
-        assert!(buf == message && fds.len() == DESCRIPTORS_MAX);
+        assert!(buf == message && fds.len() == MESSAGE_DESCRIPTORS_MAX);
         assert!(a.send(&[0; MESSAGE_MAX + 1], &[], soon()).is_err());
     }
 
@@ -381,6 +400,32 @@ mod tests {
             a.shutdown();
             assert_eq!(waiting.join().unwrap(), 0);
         });
+    }
+
+    #[test]
+    fn an_empty_message_is_not_the_end() {
+        let (a, b) = Socket::pair().unwrap();
+        let (mut buf, mut fds) = (Vec::new(), Vec::new());
+        a.send(&[], &[], soon()).unwrap();
+        a.send(&[1], &[], soon()).unwrap();
+        let e = b.recv(&mut buf, &mut fds, soon()).unwrap_err();
+        assert_eq!(e.kind(), io::ErrorKind::InvalidData);
+        assert_eq!(b.recv(&mut buf, &mut fds, soon()).unwrap(), 1);
+    }
+
+    #[test]
+    fn who_sends_no_more_can_still_hear() {
+        let (a, b) = Socket::pair().unwrap();
+        let (mut buf, mut fds) = (Vec::new(), Vec::new());
+        a.send(&[1], &[], soon()).unwrap();
+        a.shutdown_sending();
+        assert_eq!(a.send(&[1], &[], soon()).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        assert_eq!(b.recv(&mut buf, &mut fds, soon()).unwrap(), 1);
+        assert_eq!(b.recv(&mut buf, &mut fds, soon()).unwrap(), 0);
+        b.send(&[1, 2], &[], soon()).unwrap();
+        assert_eq!(a.recv(&mut buf, &mut fds, soon()).unwrap(), 2);
+        drop(b);
+        assert_eq!(a.recv(&mut buf, &mut fds, soon()).unwrap(), 0);
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! The daemon's counters.
+//! Counters of what was asked of a store and what became of it: the daemon's, and those of an engine in this process.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::OnceLock, time::Duration};
 
 use prometheus_client::{
     collector::Collector,
@@ -15,27 +15,45 @@ use prometheus_client::{
 };
 
 use crate::{
-    error::Error,
+    error::{Error, Result},
     store::{Put, Store},
     wire::{Fallback, Path, Request},
 };
 
+/// The outcome of what finds something under a key.
+pub(crate) const FOUND: &str = "found";
+
+const ROUTES: usize = Route::Inline as usize + 1;
+const PUTS: usize = Put::AlreadyExists as usize + 1;
+
 /// Every counter, and the text that shows them.
 #[derive(Debug)]
-pub(super) struct Metrics {
+pub(crate) struct Metrics {
     registry: Registry,
     operations: Family<Operation, Counter>,
     bytes: Family<Transfer, Counter>,
     fallbacks: Family<Reason, Counter>,
     durations: Family<Kind, Histogram, fn() -> Histogram>,
+    busy: Busy,
     /// Connections.
-    pub(super) clients: Gauge,
+    pub(crate) clients: Gauge,
     /// Grants of all clients.
-    pub(super) grants: Gauge,
+    pub(crate) grants: Gauge,
     /// Holds of all clients.
-    pub(super) holds: Gauge,
+    pub(crate) holds: Gauge,
     /// Open allocations of all clients.
-    pub(super) imports: Gauge,
+    pub(crate) imports: Gauge,
+}
+
+/// Counters that every put and get needs, taken out of their families at the first use: from then on, counting a value
+/// looks nothing up.
+#[derive(Debug, Default)]
+struct Busy {
+    puts: [[OnceLock<Counter>; PUTS]; ROUTES],
+    gets: [OnceLock<Counter>; ROUTES],
+    came: [OnceLock<Counter>; ROUTES],
+    went: [OnceLock<Counter>; ROUTES],
+    host: OnceLock<Counter>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -62,7 +80,8 @@ struct Kind {
 }
 
 impl Metrics {
-    pub(super) fn new(store: Store) -> Self {
+    /// Those of an engine in this process: what became of its calls, and the figures of its store.
+    pub(crate) fn new(store: Store) -> Self {
         let mut metrics = Metrics {
             registry: Registry::with_prefix("haulier"),
             operations: Family::default(),
@@ -70,13 +89,13 @@ impl Metrics {
             fallbacks: Family::default(),
             // From 4 microseconds to 17 seconds.
             durations: Family::new_with_constructor(|| Histogram::new(exponential_buckets(4e-6, 4.0, 12))),
+            busy: Busy::default(),
             clients: Gauge::default(),
             grants: Gauge::default(),
             holds: Gauge::default(),
             imports: Gauge::default(),
         };
-        let Metrics { registry, operations, bytes, fallbacks, durations, clients, grants, holds, imports } =
-            &mut metrics;
+        let Metrics { registry, operations, bytes, fallbacks, .. } = &mut metrics;
         registry.register("operations", "Slots of requests, by what became of them", operations.clone());
         registry.register_with_unit(
             "values",
@@ -85,6 +104,14 @@ impl Metrics {
             bytes.clone(),
         );
         registry.register("fallbacks", "Values that came through host memory, and why", fallbacks.clone());
+        registry.register_collector(Box::new(Figures(store)));
+        metrics
+    }
+
+    /// Those of a daemon: also how long requests take, and what its clients hold.
+    pub(crate) fn of_node(store: Store) -> Self {
+        let mut metrics = Self::new(store);
+        let Metrics { registry, durations, clients, grants, holds, imports, .. } = &mut metrics;
         registry.register_with_unit(
             "request_duration",
             "Time from a request's arrival to its answer",
@@ -95,12 +122,11 @@ impl Metrics {
         registry.register("grants", "Grants of memory not yet committed", grants.clone());
         registry.register("holds", "Values that clients hold", holds.clone());
         registry.register("imports", "Allocations of clients that are open here", imports.clone());
-        registry.register_collector(Box::new(Figures(store)));
         metrics
     }
 
     /// The text of all.
-    pub(super) fn render(&self) -> String {
+    pub(crate) fn render(&self) -> String {
         let mut text = String::new();
         if let Err(e) = prometheus_text::encode(&mut text, &self.registry) {
             tracing::warn!(%e, "the counters could not be written out");
@@ -109,36 +135,77 @@ impl Metrics {
     }
 
     /// Counts slots.
-    pub(super) fn count(&self, op: Op, route: Option<Route>, outcome: &'static str, slots: u64) {
-        let path = route.map_or("none", Route::label);
-        self.operations.get_or_create(&Operation { op: op.label(), path, outcome }).inc_by(slots);
+    pub(crate) fn count(&self, op: Op, route: Option<Route>, outcome: &'static str, slots: u64) {
+        self.operations.get_or_create(&Operation::new(op, route, outcome)).inc_by(slots);
     }
 
-    /// Counts the bytes of a value that was stored.
-    pub(super) fn came(&self, route: Route, len: u64) {
-        self.bytes.get_or_create(&Transfer { direction: "in", path: route.label() }).inc_by(len);
+    /// Counts what became of a value of `len` bytes that came by `path`.
+    pub(crate) fn put(&self, put: &Result<Put>, len: u64, path: Path) {
+        let route = Route::of(path);
+        match put {
+            Ok(put) => {
+                let row = || {
+                    self.operations.get_or_create_owned(&Operation::new(Op::Put, Some(route), put.label()))
+                };
+                self.busy.puts[route as usize][*put as usize].get_or_init(row).inc();
+                if *put != Put::AlreadyExists {
+                    let row = || self.bytes.get_or_create_owned(&Transfer::new("in", route));
+                    self.busy.came[route as usize].get_or_init(row).inc_by(len);
+                }
+            }
+            Err(e) => self.count(Op::Put, Some(route), e.label(), 1),
+        }
+        match path {
+            Path::Staging(why @ Fallback::HOST) => {
+                let row = || self.fallbacks.get_or_create_owned(&Reason { reason: why.label() });
+                self.busy.host.get_or_init(row).inc();
+            }
+            Path::Staging(why) => {
+                self.fallbacks.get_or_create(&Reason { reason: why.label() }).inc();
+            }
+            Path::Ipc | Path::Alloc => {}
+        }
     }
 
-    /// Counts a value that was found for a client, and its bytes.
-    pub(super) fn got(&self, route: Route, len: u64) {
-        self.count(Op::Get, Some(route), "found", 1);
-        self.bytes.get_or_create(&Transfer { direction: "out", path: route.label() }).inc_by(len);
+    /// Counts a value of `len` bytes that was found for a client.
+    pub(crate) fn got(&self, route: Route, len: u64) {
+        let row = || self.operations.get_or_create_owned(&Operation::new(Op::Get, Some(route), FOUND));
+        self.busy.gets[route as usize].get_or_init(row).inc();
+        let row = || self.bytes.get_or_create_owned(&Transfer::new("out", route));
+        self.busy.went[route as usize].get_or_init(row).inc_by(len);
     }
 
-    /// Counts a value that came by staging.
-    pub(super) fn fell_back(&self, why: Fallback) {
-        self.fallbacks.get_or_create(&Reason { reason: why.label() }).inc();
+    /// Counts whether a key was there.
+    pub(crate) fn found(&self, op: Op, found: Result<bool, &Error>) {
+        let outcome = match found {
+            Ok(true) => FOUND,
+            Ok(false) => Error::NotFound.label(),
+            Err(e) => e.label(),
+        };
+        self.count(op, None, outcome, 1);
     }
 
     /// Records how long a request took.
-    pub(super) fn took(&self, op: Op, time: Duration) {
+    pub(crate) fn took(&self, op: Op, time: Duration) {
         self.durations.get_or_create(&Kind { op: op.label() }).observe(time.as_secs_f64());
+    }
+}
+
+impl Operation {
+    fn new(op: Op, route: Option<Route>, outcome: &'static str) -> Self {
+        Operation { op: op.label(), path: route.map_or("none", Route::label), outcome }
+    }
+}
+
+impl Transfer {
+    fn new(direction: &'static str, route: Route) -> Self {
+        Transfer { direction, path: route.label() }
     }
 }
 
 /// What a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Op {
+pub(crate) enum Op {
     Hello,
     Reserve,
     Put,
@@ -153,7 +220,7 @@ pub(super) enum Op {
 }
 
 impl Op {
-    pub(super) fn of(request: &Request<'_>) -> Self {
+    pub(crate) fn of(request: &Request<'_>) -> Self {
         match request {
             Request::Hello { .. } => Op::Hello,
             Request::Reserve { .. } => Op::Reserve,
@@ -187,7 +254,7 @@ impl Op {
 
 /// How a value's bytes came here or left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Route {
+pub(crate) enum Route {
     Ipc,
     Staging,
     Alloc,
@@ -198,7 +265,7 @@ pub(super) enum Route {
 }
 
 impl Route {
-    pub(super) fn of(path: Path) -> Self {
+    pub(crate) fn of(path: Path) -> Self {
         match path {
             Path::Ipc => Route::Ipc,
             Path::Staging(_) => Route::Staging,
@@ -214,33 +281,6 @@ impl Route {
             Route::Shared => "shared",
             Route::Inline => "inline",
         }
-    }
-}
-
-/// What became of a put, as a short, stable word.
-pub(super) fn put_outcome(put: Put) -> &'static str {
-    match put {
-        Put::Stored => "stored",
-        Put::Replaced => "replaced",
-        Put::AlreadyExists => "already_exists",
-    }
-}
-
-/// An error as a short, stable word.
-pub(super) fn outcome(e: &Error) -> &'static str {
-    match e {
-        Error::NotFound => "not_found",
-        Error::TooSmall { .. } => "too_small",
-        Error::Full { .. } => "full",
-        Error::TooLarge { .. } => "too_large",
-        Error::InvalidKey { .. } | Error::InvalidRange { .. } | Error::InvalidArgument { .. } => "invalid",
-        Error::ResourceExhausted { .. } => "exhausted",
-        Error::OutOfMemory { .. } => "out_of_memory",
-        Error::Timeout { .. } => "timeout",
-        Error::Unsupported { .. } => "unsupported",
-        Error::Protocol { .. } => "protocol",
-        Error::Device(e) => e.kind().label(),
-        _ => "error",
     }
 }
 
