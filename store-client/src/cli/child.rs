@@ -25,6 +25,7 @@ use tempfile::TempDir;
 use super::{
     exit::{Exit, Failure, Result},
     global::Global,
+    output,
 };
 
 /// How long a child may take to end by itself.
@@ -157,7 +158,7 @@ impl Helper {
     }
 
     fn output(&self) -> Result<String> {
-        fs::read_to_string(&self.stdout).map_err(|e| Failure::system(self.stdout.display(), e))
+        fs::read_to_string(&self.stdout).map_err(|e| Failure::system(output::path(&self.stdout), e))
     }
 
     fn parse<T: DeserializeOwned>(&self, json: &str) -> Result<T> {

@@ -44,7 +44,9 @@ pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
 impl Failure {
     pub(crate) fn new(exit: Exit, kind: &'static str, message: impl Into<String>) -> Self {
-        Failure { exit, kind, message: message.into() }
+        // It may quote names that anybody chose; only the lines of what clap says stay apart.
+        let message: Vec<String> = message.into().split('\n').map(output::plain).collect();
+        Failure { exit, kind, message: message.join("\n") }
     }
 
     /// The store or the node said no, to all or to part of what was asked.
@@ -58,7 +60,7 @@ impl Failure {
 
     /// `file` cannot be used as input.
     pub(crate) fn input(file: &Path, why: impl fmt::Display) -> Self {
-        Self::new(Exit::BadInput, "bad_input", format!("{}: {why}", file.display()))
+        Self::new(Exit::BadInput, "bad_input", format!("{}: {why}", output::path(file)))
     }
 
     /// The system refused `what`.
@@ -145,6 +147,13 @@ mod tests {
             let code = format!("{:>5}  ", exit as u8);
             assert!(HELP.lines().any(|line| line.starts_with(&code)), "{exit:?}");
         }
+    }
+
+    #[test]
+    fn names_of_files_cannot_move_the_cursor() {
+        let failure = Failure::input(Path::new("a\x1b[2J\nb"), "absent");
+        assert_eq!(failure.to_string(), "a\\u{1b}[2J\\nb: absent");
+        assert_eq!(Failure::usage("one\x07\ntwo").to_string(), "one\\u{7}\ntwo");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{
     exit::{Failure, Result},
     global::Global,
-    model::{self, NewTensor},
+    model::{self, NewTensor, RESERVED},
     output,
     size::Size,
 };
@@ -22,7 +22,7 @@ const BATCH: usize = 256;
 /// Get tensors into a safetensors file, or one value's bytes
 ///
 /// With --prefix P/ each tensor gets the rest of its key as its name, so that what `put --prefix P` stored comes back as it
-/// was. The file appears when it is whole, or not at all.
+/// was. The file appears when it is whole, or not at all; a pipe or device is written to as it is.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("which").required(true).args(["keys", "prefix"]))]
 pub(crate) struct Args {
@@ -62,10 +62,11 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
     let names = names(&keys, prefix);
     model::write(file, names.into_iter().zip(tensors.iter().map(entry)).collect())?;
     let seconds = since.elapsed().as_secs_f64();
-    let summary = json!({ "tensors": keys.len(), "bytes": bytes, "seconds": seconds, "file": file });
+    let name = file.to_string_lossy();
+    let summary = json!({ "tensors": keys.len(), "bytes": bytes, "seconds": seconds, "file": name });
     global.output().show(&summary, || {
         let count = output::count(keys.len() as u64, "tensor");
-        format!("{count}, {} in {seconds:.3} s into {}", Size(bytes), file.display())
+        format!("{count}, {} in {seconds:.3} s into {}", Size(bytes), output::path(file))
     })
 }
 
@@ -87,8 +88,8 @@ fn raw(global: &Global, args: &Args) -> Result<()> {
 fn write_raw(global: &Global, file: &Path, view: &View) -> Result<()> {
     model::write_bytes(file, view)?;
     let bytes = view.len() as u64;
-    let summary = json!({ "bytes": bytes, "file": file });
-    global.output().show(&summary, || format!("{} into {}", Size(bytes), file.display()))
+    let summary = json!({ "bytes": bytes, "file": file.to_string_lossy() });
+    global.output().show(&summary, || format!("{} into {}", Size(bytes), output::path(file)))
 }
 
 fn keys_under(client: &StoreClient<AnyDevice>, prefix: &str) -> Result<Vec<String>> {
@@ -135,7 +136,9 @@ fn names(keys: &[String], prefix: &str) -> Vec<String> {
     };
     let rests: Option<Vec<String>> = keys
         .iter()
-        .map(|key| key.strip_prefix(&prefix).filter(|rest| !rest.is_empty()).map(str::to_owned))
+        .map(|key| {
+            key.strip_prefix(&prefix).filter(|rest| !rest.is_empty() && *rest != RESERVED).map(str::to_owned)
+        })
         .collect();
     rests.unwrap_or_else(|| keys.to_vec())
 }
@@ -167,6 +170,9 @@ mod tests {
         let keys = owned(&["m/a", "m2/a"]);
         assert_eq!(names(&keys, "m"), keys);
         assert_eq!(names(&owned(&["m/"]), "m/"), ["m/"]);
+        // No file can have a tensor of this name.
+        let keys = owned(&["m/__metadata__", "m/a"]);
+        assert_eq!(names(&keys, "m/"), keys);
     }
 
     #[test]

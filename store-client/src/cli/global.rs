@@ -1,6 +1,6 @@
 //! The options that every command takes.
 
-use std::{env, ffi::OsString, io::IsTerminal, path::PathBuf, time::Duration};
+use std::{env, ffi::OsString, fs::File, io::IsTerminal, os::fd::AsFd, path::PathBuf, time::Duration};
 
 use haulier::{AnyDevice, Options, StoreClient, devices, node};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
@@ -8,10 +8,13 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use super::{
     exit::{Exit, Failure, Result},
+    log::Lossy,
     output::Output,
 };
 
 const SOCKET_VAR: &str = "HAULIER_SOCKET";
+/// About 30 years: clocks can add it to any time without an overflow.
+const TIMEOUT_MAX: f64 = 1e9;
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Options of every command")]
@@ -65,8 +68,8 @@ impl Global {
         Options { namespace: self.namespace.clone(), deadline: self.timeout, ..Options::default() }
     }
 
-    /// Logs go to stderr: warnings, and what a daemon has to tell.
-    pub(crate) fn start_logging(&self, daemon: bool) -> Result<()> {
+    /// Logs go to stderr: warnings, and what a daemon has to tell. What is returned is to be kept until the end.
+    pub(crate) fn start_logging(&self, daemon: bool) -> Result<impl Drop + use<>> {
         let level = match self.verbose + u8::from(daemon) {
             0 => LevelFilter::WARN,
             1 => LevelFilter::INFO,
@@ -77,13 +80,18 @@ impl Global {
             .with_default_directive(level.into())
             .from_env()
             .map_err(|e| Failure::usage(format!("RUST_LOG: {e}")))?;
-        let stderr = std::io::stderr;
+        let refuse = |e| Failure::system("starting the log", e);
+        let stderr = std::io::stderr();
+        // A descriptor of its own: Rust's stderr has a lock, which a write that waits would keep from everybody else.
+        let own = stderr.as_fd().try_clone_to_owned().map_err(refuse)?;
+        let log = Lossy::start(File::from(own)).map_err(refuse)?;
+        let logs = log.flush_at_end();
         tracing_subscriber::fmt()
             .with_env_filter(filter)
-            .with_ansi(stderr().is_terminal())
-            .with_writer(stderr)
+            .with_ansi(stderr.is_terminal())
+            .with_writer(move || log.clone())
             .init();
-        Ok(())
+        Ok(logs)
     }
 
     /// Ends this process when its parent ends, however that may happen.
@@ -121,9 +129,13 @@ pub(crate) fn host() -> Result<AnyDevice> {
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
-    match Duration::try_from_secs_f64(seconds) {
-        Ok(limit) if !limit.is_zero() => Ok(limit),
-        _ => Err("must be more than 0 seconds".to_owned()),
+    match seconds {
+        _ if seconds.is_nan() => Err("not a number of seconds".to_owned()),
+        _ if seconds > TIMEOUT_MAX => Err(format!("must be at most {TIMEOUT_MAX} seconds")),
+        _ => match Duration::try_from_secs_f64(seconds) {
+            Ok(limit) if !limit.is_zero() => Ok(limit),
+            _ => Err("must be more than 0 seconds".to_owned()),
+        },
     }
 }
 
@@ -134,8 +146,15 @@ mod tests {
     #[test]
     fn a_timeout_is_a_positive_number_of_seconds() {
         assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
-        for text in ["0", "-1", "inf", "nan", "1e30", "soon", ""] {
-            assert!(seconds(text).is_err(), "{text}");
+        assert_eq!(seconds("1e9"), Ok(Duration::from_secs(1_000_000_000)));
+        for (says, texts) in [
+            ("more than 0", &["0", "-1", "1e-30", "-inf"][..]),
+            ("at most", &["inf", "1e30", "1e300", "1000000001"]),
+            ("not a number", &["nan", "soon", ""]),
+        ] {
+            for text in texts {
+                assert!(seconds(text).unwrap_err().contains(says), "{text}");
+            }
         }
     }
 }

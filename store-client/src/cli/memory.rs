@@ -1,19 +1,22 @@
 //! The command's own memory: mapped files, and buffers of a device. All `unsafe` of the command is here.
 
-use std::{fs::File, path::Path};
+use std::{fs::File, os::unix::fs::OpenOptionsExt, path::Path};
 
 use haulier::{
     AnyDevice,
     hal::{Buffer, Device, DeviceExt, Region},
 };
 use memmap2::{Mmap, MmapOptions};
+use rustix::fs::OFlags;
 
 use super::exit::{Exit, Failure, Result};
 
 /// Maps a file for reading.
 pub(crate) fn map(path: &Path) -> Result<Mmap> {
     let refuse = |e: std::io::Error| Failure::input(path, e);
-    let file = File::open(path).map_err(refuse)?;
+    // Without waiting: a FIFO would be waited for until somebody writes into it.
+    let nonblock = OFlags::NONBLOCK.bits() as i32;
+    let file = File::options().read(true).custom_flags(nonblock).open(path).map_err(refuse)?;
     if !file.metadata().map_err(refuse)?.is_file() {
         return Err(Failure::input(path, "not a regular file"));
     }
@@ -82,8 +85,11 @@ mod tests {
 
     #[test]
     fn only_regular_files_are_mapped() {
-        for path in ["/dev/zero", "/tmp", "/nonexistent"] {
-            assert_eq!(map(Path::new(path)).unwrap_err().exit, Exit::BadInput, "{path}");
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
+        for path in [Path::new("/dev/zero"), Path::new("/tmp"), Path::new("/nonexistent"), &fifo] {
+            assert_eq!(map(path).unwrap_err().exit, Exit::BadInput, "{}", path.display());
         }
     }
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `global` | the options that every command takes, and the connection that they describe |
 //! | `exit` | exit codes and error messages |
-//! | `output` | tables, JSON, progress bars |
+//! | `output`, `log` | tables, JSON, progress bars; logs |
 //! | `size`, `counters` | sizes as people write them, the store's counters as it writes them |
 //! | `model`, `memory` | safetensors files, device buffers |
 //! | `child` | processes that the command starts and ends |
@@ -23,6 +23,7 @@ mod devices;
 mod exit;
 mod get;
 mod global;
+mod log;
 mod ls;
 mod memory;
 mod model;
@@ -65,7 +66,7 @@ pub(crate) fn main() -> ExitCode {
     let (outcome, json) = match Cli::try_parse() {
         Ok(cli) => (run(&cli), cli.global.json),
         Err(e) => {
-            let json = std::env::args().any(|arg| arg == "--json");
+            let json = std::env::args_os().any(|arg| arg == "--json");
             (wanted_text(&e).and_then(|text| output::write(text.as_bytes())), json)
         }
     };
@@ -81,7 +82,8 @@ pub(crate) fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<()> {
     let global = &cli.global;
-    global.start_logging(matches!(cli.command, Command::Serve(_)))?;
+    // Dropped before a failure is reported, which is to be the last line.
+    let _logs = global.start_logging(matches!(cli.command, Command::Serve(_)))?;
     global.follow_parent()?;
     match &cli.command {
         Command::Demo(args) => demo::run(global, args),
@@ -111,6 +113,8 @@ fn wanted_text(e: &clap::Error) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+
     use clap::CommandFactory;
 
     use super::*;
@@ -127,6 +131,12 @@ mod tests {
             [&["nonsense"][..], &["serve", "--pool", "big"], &["put"], &["--timeout", "-1", "stat"], &[]]
         {
             assert_eq!(wanted_text(&parse(args)).unwrap_err().exit, Exit::Usage, "{args:?}");
+        }
+        let other_bytes = OsStr::from_bytes(b"\xff");
+        for args in
+            [&["haulier".as_ref(), other_bytes][..], &["haulier".as_ref(), "rm".as_ref(), other_bytes]]
+        {
+            assert_eq!(wanted_text(&Cli::try_parse_from(args).unwrap_err()).unwrap_err().exit, Exit::Usage);
         }
         assert!(wanted_text(&parse(&["--help"])).unwrap().contains("Exit codes:"));
     }

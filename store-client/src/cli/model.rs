@@ -2,18 +2,24 @@
 
 use std::{
     borrow::Cow,
-    fs,
-    os::unix::fs::PermissionsExt,
+    fmt,
+    fs::{self, File},
+    io::{self, ErrorKind, Write},
+    os::unix::fs::{MetadataExt, PermissionsExt, fchown},
     path::{Path, PathBuf},
 };
 
 use haulier::Dtype;
 use memmap2::Mmap;
-use safetensors::{SafeTensorError, SafeTensors, View};
+use safetensors::{
+    SafeTensorError, SafeTensors,
+    tensor::{Metadata, TensorInfo},
+};
 
 use super::{
+    child::Interrupts,
     exit::{Exit, Failure, Result},
-    memory,
+    memory, output,
 };
 
 /// A mapped file. Nothing of it has been checked yet.
@@ -64,61 +70,140 @@ pub(crate) struct NewTensor<'b> {
     pub(crate) bytes: Box<dyn Fn() -> Cow<'b, [u8]> + 'b>,
 }
 
-impl View for NewTensor<'_> {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
+/// What a file's header holds besides its tensors: no tensor can have this name.
+pub(crate) const RESERVED: &str = "__metadata__";
 
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
+/// How much is written before a look at whether the process is to end.
+const PIECE: usize = 8 << 20;
 
-    fn data(&self) -> Cow<'_, [u8]> {
-        (self.bytes)()
+/// Writes a file of these tensors. It appears under `path` when it is whole; until then, and when this fails or is
+/// interrupted, what was there stays. What is there and no file, such as a pipe or a device, is written to as it is.
+pub(crate) fn write(path: &Path, mut tensors: Vec<(String, NewTensor<'_>)>) -> Result<()> {
+    if tensors.iter().any(|(name, _)| name == RESERVED) {
+        let why = format!("a safetensors file cannot hold a tensor that is named {RESERVED}");
+        return Err(Failure::refused(why).advise("use --raw for its bytes"));
     }
-
-    fn data_len(&self) -> usize {
-        self.len
-    }
-}
-
-/// Writes a file of these tensors. It appears under `path` when it is whole; until then, and when this fails, what was
-/// there stays.
-pub(crate) fn write(path: &Path, tensors: Vec<(String, NewTensor<'_>)>) -> Result<()> {
-    replace(path, |temporary| safetensors::serialize_to_file(tensors, None, temporary).map_err(reason))
+    // As the format asks for it: the largest elements first, so that all are aligned.
+    tensors.sort_by(|(a, x), (b, y)| y.dtype.cmp(&x.dtype).then_with(|| a.cmp(b)));
+    let header = header(&tensors).map_err(|e| not_written(path, e))?;
+    replace(path, |out| {
+        out.write_all(&header)?;
+        tensors.iter().try_for_each(|(_, tensor)| out.write_all(&(tensor.bytes)()))
+    })
 }
 
 /// Writes a file of these bytes, as [`write`].
 pub(crate) fn write_bytes(path: &Path, bytes: &[u8]) -> Result<()> {
-    replace(path, |temporary| fs::write(temporary, bytes).map_err(|e| e.to_string()))
+    replace(path, |out| out.write_all(bytes))
 }
 
-fn replace(path: &Path, fill: impl FnOnce(&Path) -> Result<(), String>) -> Result<()> {
-    let refuse =
-        |why: String| Failure::new(Exit::Refused, "os", format!("{}: not written: {why}", path.display()));
+/// The header with its length before it, for tensors that follow in this order.
+fn header(tensors: &[(String, NewTensor<'_>)]) -> Result<Vec<u8>, SafeTensorError> {
+    let mut end = 0;
+    let info = |tensor: &NewTensor<'_>| {
+        let start = end;
+        end += tensor.len;
+        TensorInfo { dtype: tensor.dtype, shape: tensor.shape.clone(), data_offsets: (start, end) }
+    };
+    let infos = tensors.iter().map(|(_, tensor)| tensor).map(info);
+    let named = tensors.iter().map(|(name, _)| name.clone()).zip(infos).collect();
+    let mut json = serde_json::to_vec(&Metadata::new(None, named)?)?;
+    // Spaces, up to where the first tensor is aligned.
+    json.resize(json.len().next_multiple_of(8), b' ');
+    Ok([&(json.len() as u64).to_le_bytes()[..], &json].concat())
+}
+
+fn not_written(path: &Path, why: impl fmt::Display) -> Failure {
+    Failure::new(Exit::Refused, "os", format!("{}: not written: {why}", output::path(path)))
+}
+
+/// What a path names, links followed.
+enum Place {
+    /// A file to replace, and what it is like now.
+    File(PathBuf, fs::Metadata),
+    /// Nothing yet.
+    New(PathBuf),
+    /// Something that cannot be replaced by a file, opened for writing.
+    Stream(File),
+}
+
+impl Place {
+    fn find(path: &Path) -> io::Result<Self> {
+        match fs::metadata(path) {
+            Ok(found) if found.is_file() => {
+                // Whoever may not write into a file shall not replace it either, which asks for less.
+                File::options().write(true).open(path)?;
+                Ok(Place::File(fs::canonicalize(path)?, found))
+            }
+            Ok(_) => Ok(Place::Stream(File::options().write(true).open(path)?)),
+            Err(e) if e.kind() == ErrorKind::NotFound => match path.is_symlink() {
+                true => Err(io::Error::other("a symbolic link to what is not there")),
+                false => Ok(Place::New(path.to_owned())),
+            },
+            Err(e) => Err(e),
+        }
+    }
+}
+
+fn replace(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
+    let refuse = |e: io::Error| not_written(path, e);
+    match Place::find(path).map_err(refuse)? {
+        // Signals end the process at once here, also while nobody reads the pipe: nothing is to be cleaned up.
+        Place::Stream(mut stream) => fill(&mut stream).map_err(refuse),
+        Place::File(real, old) => fill_and_rename(&real, Some(&old), fill, refuse),
+        Place::New(path) => fill_and_rename(&path, None, fill, refuse),
+    }
+}
+
+fn fill_and_rename(
+    path: &Path,
+    old: Option<&fs::Metadata>,
+    fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    refuse: impl Fn(io::Error) -> Failure,
+) -> Result<()> {
     let beside = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
+    // From here on a signal must not end the process before the temporary file is removed.
+    let interrupts = Interrupts::watch()?;
     let temporary = tempfile::Builder::new()
         .prefix(".haulier-")
         // The process' umask takes from this, as for any new file.
         .permissions(fs::Permissions::from_mode(0o666))
         .tempfile_in(beside)
-        .map_err(|e| refuse(e.to_string()))?
-        .into_temp_path();
-    let finish = || -> std::io::Result<()> { fs::File::open(&temporary)?.sync_all() };
-    let mode = fs::metadata(&temporary).map_err(|e| refuse(e.to_string()))?.permissions();
-    fill(&temporary).map_err(refuse)?;
-    // The writer may have replaced the temporary file by one of its own, with other permissions.
-    fs::set_permissions(&temporary, mode).and_then(|()| finish()).map_err(|e| refuse(e.to_string()))?;
-    temporary.persist(path).map_err(|e| refuse(e.error.to_string()))
+        .map_err(&refuse)?;
+    let write = || -> io::Result<()> {
+        let file = temporary.as_file();
+        if let Some(old) = old {
+            // Root replaces the files of others, who are to keep them. Other users cannot give files away.
+            let _ = fchown(file, Some(old.uid()), Some(old.gid()));
+            // Without what writing into a file takes from it, such as set-user-id.
+            file.set_permissions(fs::Permissions::from_mode(old.mode() & 0o777))?;
+        }
+        fill(&mut Interruptible { file, interrupts: &interrupts })?;
+        file.sync_all()
+    };
+    write().map_err(|e| interrupts.explain(refuse(e)))?;
+    interrupts.check()?;
+    temporary.persist(path).map(drop).map_err(|e| refuse(e.error))
 }
 
-fn reason(e: SafeTensorError) -> String {
-    match e {
-        SafeTensorError::IoError(e) => e.to_string(),
-        e => e.to_string(),
+/// A file that is written in pieces, until the process is asked to end.
+struct Interruptible<'a> {
+    file: &'a File,
+    interrupts: &'a Interrupts,
+}
+
+impl Write for Interruptible<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Not `ErrorKind::Interrupted`, after which `write_all` would go on.
+        self.interrupts.check().map_err(|e| io::Error::other(e.to_string()))?;
+        self.file.write(&bytes[..bytes.len().min(PIECE)])
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -168,6 +253,73 @@ mod tests {
         assert_eq!(write(&path, twice).unwrap_err().exit, Exit::Refused);
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(names_in(dir.path()), ["m.safetensors"]);
+    }
+
+    #[test]
+    fn a_link_stays_one_and_the_file_keeps_its_mode() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        write_bytes(&file, b"old").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o4640)).unwrap();
+        std::os::unix::fs::symlink("file", &link).unwrap();
+        write_bytes(&link, b"new").unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(fs::read(&file).unwrap(), b"new");
+        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o7777, 0o640);
+        fs::remove_file(&file).unwrap();
+        assert!(write_bytes(&link, b"new").unwrap_err().to_string().contains("symbolic link"));
+        assert_eq!(names_in(dir.path()), ["link"]);
+    }
+
+    #[test]
+    fn what_is_no_file_is_written_to_and_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).unwrap();
+        let reader = std::thread::spawn({
+            let fifo = fifo.clone();
+            move || fs::read(fifo).unwrap()
+        });
+        write(&fifo, vec![("w".into(), tensor(Dtype::U8, &[2], &[1, 2]))]).unwrap();
+        let read = reader.join().unwrap();
+        assert_eq!(SafeTensors::deserialize(&read).unwrap().tensor("w").unwrap().data(), [1, 2]);
+        assert_eq!(names_in(dir.path()), ["fifo"]);
+        // A link, so that a mistake here does not replace the device.
+        let full = dir.path().join("full");
+        std::os::unix::fs::symlink("/dev/full", &full).unwrap();
+        assert_eq!(write_bytes(&full, b"x").unwrap_err().exit, Exit::Refused);
+        assert!(write_bytes(dir.path(), b"x").unwrap_err().to_string().contains("directory"));
+    }
+
+    #[test]
+    fn a_file_that_may_not_be_written_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, b"old").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o444)).unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let refused = std::thread::scope(|scope| {
+            let other_user = || {
+                // Root may write everything. The system call is for this thread alone, which ends here.
+                if rustix::process::geteuid().is_root() {
+                    let nobody = rustix::process::Uid::from_raw(65_534);
+                    rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+                }
+                write_bytes(&file, b"new")
+            };
+            scope.spawn(other_user).join().unwrap()
+        });
+        assert!(refused.unwrap_err().to_string().contains("ermission"));
+        assert_eq!(fs::read(&file).unwrap(), b"old");
+        assert_eq!(names_in(dir.path()), ["file"]);
+    }
+
+    #[test]
+    fn the_reserved_name_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let tensors = vec![(RESERVED.to_owned(), tensor(Dtype::U8, &[1], &[1]))];
+        assert_eq!(write(&dir.path().join("m"), tensors).unwrap_err().exit, Exit::Refused);
+        assert!(names_in(dir.path()).is_empty());
     }
 
     #[test]

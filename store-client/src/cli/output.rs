@@ -3,6 +3,7 @@
 use std::{
     fmt::Display,
     io::{self, ErrorKind, IsTerminal, Write},
+    path::Path,
     time::Duration,
 };
 
@@ -108,6 +109,11 @@ pub(crate) fn rate(bytes: u64, seconds: f64) -> f64 {
 pub(crate) fn plain(name: &str) -> String {
     let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     name.chars().map(escape).collect()
+}
+
+/// A file's name, as [`plain`].
+pub(crate) fn path(path: &Path) -> String {
+    plain(&path.to_string_lossy())
 }
 
 /// `1 tensor`, `2 tensors`.

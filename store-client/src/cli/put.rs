@@ -5,12 +5,12 @@ use std::{
     time::Instant,
 };
 
-use haulier::{AnyDevice, Put, StoreClient, TensorRef};
+use haulier::{AnyDevice, Error, KEY_MAX, Put, StoreClient, TensorRef};
 use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::{
-    counters::{self, PathCount},
+    counters::{self, Counter, PathCount},
     exit::{Failure, Result, kind_of},
     global::Global,
     model::{FileTensor, Model},
@@ -51,8 +51,8 @@ struct Summary {
     bytes: u64,
     seconds: f64,
     gb_per_s: f64,
-    /// By the node's counters, which count other clients too.
-    paths: Vec<PathCount>,
+    /// By the node's counters, which count other clients too; null where it no longer answers.
+    paths: Option<Vec<PathCount>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -64,49 +64,70 @@ struct Failed {
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
     let models: Vec<Model> = args.files.iter().map(|file| Model::open(file)).collect::<Result<_>>()?;
-    let mut tensors = Vec::new();
-    for model in &models {
+    let files: Vec<Vec<FileTensor<'_>>> = models.iter().map(Model::tensors).collect::<Result<_>>()?;
+    let mut items = Vec::new();
+    for (model, tensors) in models.iter().zip(&files) {
         let prefix = args.prefix.clone().unwrap_or_else(|| stem(&model.path));
-        tensors.extend(model.tensors()?.into_iter().map(|tensor| (key(&prefix, &tensor.name), tensor)));
+        for tensor in tensors {
+            let item = Item::new(&prefix, tensor).map_err(|e| {
+                Failure::input(&model.path, format_args!("tensor {}: {e}", output::plain(&tensor.name)))
+            })?;
+            items.push(item);
+        }
     }
-    refuse_repeated(&tensors)?;
+    refuse_repeated(&items)?;
     let client = global.connect()?;
-    let before = counters::of(&client)?;
-    let mut summary = store(&client, &tensors, args.upsert)?;
-    summary.paths = counters::paths(&before, &counters::of(&client)?);
-    summary.paths.retain(|path| path.op == "put");
+    // What was stored is told in any case, also if the node goes away before it can say which way.
+    let before = counters::of(&client).ok();
+    let mut summary = store(&client, &items, args.upsert);
+    summary.paths = before.zip(counters::of(&client).ok()).map(|(before, after)| paths(&before, &after));
     global.output().show(&summary, || text(&summary))?;
     verdict(&summary)
 }
 
-fn store(
-    client: &StoreClient<AnyDevice>,
-    tensors: &[(String, FileTensor<'_>)],
-    upsert: bool,
-) -> Result<Summary> {
+/// A tensor that the store can take, and the key that it gets.
+struct Item<'f> {
+    key: String,
+    tensor: TensorRef<'f, AnyDevice>,
+    len: usize,
+}
+
+impl<'f> Item<'f> {
+    fn new(prefix: &str, tensor: &FileTensor<'f>) -> haulier::Result<Self> {
+        let key = key(prefix, &tensor.name);
+        if key.is_empty() || key.len() > KEY_MAX {
+            return Err(Error::InvalidKey { len: key.len() as u64, limit: KEY_MAX as u64 });
+        }
+        let (bytes, len) = (tensor.bytes, tensor.bytes.len());
+        Ok(Item { key, tensor: TensorRef::new(tensor.dtype, &tensor.shape, bytes)?, len })
+    }
+}
+
+fn store(client: &StoreClient<AnyDevice>, items: &[Item<'_>], upsert: bool) -> Summary {
     let mut summary = Summary::default();
-    let bar = output::bar("putting", tensors.iter().map(|(_, tensor)| tensor.bytes.len() as u64).sum());
+    let bar = output::bar("putting", items.iter().map(|item| item.len as u64).sum());
     let since = Instant::now();
     let mut done = 0;
-    for batch in batches(tensors) {
+    for batch in batches(items) {
         let client = reporting(client, &bar, done);
-        let items: Vec<(&str, TensorRef<'_, AnyDevice>)> = batch
-            .iter()
-            .map(|(key, tensor)| {
-                Ok((key.as_str(), TensorRef::new(tensor.dtype, &tensor.shape, tensor.bytes)?))
-            })
-            .collect::<Result<_>>()?;
+        let asked: Vec<_> = batch.iter().map(|item| (item.key.as_str(), item.tensor.clone())).collect();
         let verdicts =
-            if upsert { client.batch_upsert_tensor(&items) } else { client.batch_put_tensor(&items) };
-        for ((key, tensor), verdict) in batch.iter().zip(verdicts) {
-            summary.count(key, tensor.bytes.len() as u64, verdict);
-            done += tensor.bytes.len() as u64;
+            if upsert { client.batch_upsert_tensor(&asked) } else { client.batch_put_tensor(&asked) };
+        for (item, verdict) in batch.iter().zip(verdicts) {
+            summary.count(&item.key, item.len as u64, verdict);
+            done += item.len as u64;
         }
     }
     summary.seconds = since.elapsed().as_secs_f64();
     summary.gb_per_s = output::rate(summary.bytes, summary.seconds);
     bar.finish_and_clear();
-    Ok(summary)
+    summary
+}
+
+fn paths(before: &[Counter], after: &[Counter]) -> Vec<PathCount> {
+    let mut paths = counters::paths(before, after);
+    paths.retain(|path| path.op == "put");
+    paths
 }
 
 impl Summary {
@@ -141,11 +162,18 @@ fn text(summary: &Summary) -> String {
         summary.seconds,
         summary.gb_per_s
     );
-    for path in &summary.paths {
-        text += &format!("\n{path}");
+    match summary.paths.as_deref() {
+        None => text += "\nthe node no longer says what went which way",
+        Some([]) => {}
+        Some(paths) => {
+            text += "\nthe node counted meanwhile, other clients included";
+            for path in paths {
+                text += &format!("\n  {path}");
+            }
+        }
     }
     for failed in &summary.failed {
-        text += &format!("\n{}: {}", output::plain(&failed.key), failed.message);
+        text += &format!("\n{}: {}", output::plain(&failed.key), output::plain(&failed.message));
     }
     text
 }
@@ -168,14 +196,12 @@ fn reporting(client: &StoreClient<AnyDevice>, bar: &ProgressBar, done: u64) -> S
 }
 
 /// Cuts a list of tensors into parts that one call may carry.
-fn batches<'t, 'f>(
-    tensors: &'t [(String, FileTensor<'f>)],
-) -> impl Iterator<Item = &'t [(String, FileTensor<'f>)]> {
-    let mut rest = tensors;
+fn batches<'t, 'f>(items: &'t [Item<'f>]) -> impl Iterator<Item = &'t [Item<'f>]> {
+    let mut rest = items;
     std::iter::from_fn(move || {
         let mut bytes = 0;
-        let fits = rest.iter().take(BATCH_TENSORS).take_while(|(_, tensor)| {
-            bytes += tensor.bytes.len();
+        let fits = rest.iter().take(BATCH_TENSORS).take_while(|item| {
+            bytes += item.len;
             bytes <= BATCH_BYTES
         });
         // One that is larger goes alone.
@@ -197,8 +223,8 @@ fn key(prefix: &str, name: &str) -> String {
 }
 
 /// Two files with a tensor of the same name under the same prefix: one would silently win.
-fn refuse_repeated(tensors: &[(String, FileTensor<'_>)]) -> Result<()> {
-    let mut keys: Vec<&str> = tensors.iter().map(|(key, _)| key.as_str()).collect();
+fn refuse_repeated(items: &[Item<'_>]) -> Result<()> {
+    let mut keys: Vec<&str> = items.iter().map(|item| item.key.as_str()).collect();
     keys.sort_unstable();
     match keys.windows(2).find(|pair| pair[0] == pair[1]) {
         None => Ok(()),
@@ -215,11 +241,27 @@ mod tests {
 
     use super::*;
 
-    fn tensor(bytes: &[u8]) -> (String, FileTensor<'_>) {
-        (
-            "k".into(),
-            FileTensor { name: "k".into(), dtype: Dtype::U8, shape: vec![bytes.len() as u64], bytes },
-        )
+    fn tensor(bytes: &[u8]) -> FileTensor<'_> {
+        FileTensor { name: "k".into(), dtype: Dtype::U8, shape: vec![bytes.len() as u64], bytes }
+    }
+
+    fn item(bytes: &[u8]) -> Item<'_> {
+        Item::new("", &tensor(bytes)).unwrap()
+    }
+
+    #[test]
+    fn what_the_store_would_not_take_is_known_before() {
+        let mut many = tensor(&[7]);
+        many.shape = vec![1; haulier::NDIM_MAX + 1];
+        assert!(matches!(Item::new("", &many), Err(Error::InvalidTensor { .. })));
+        many.shape.pop();
+        assert!(Item::new("", &many).is_ok());
+        let mut long = tensor(&[]);
+        long.name = "k".repeat(KEY_MAX);
+        assert!(Item::new("", &long).is_ok());
+        assert!(matches!(Item::new("p", &long), Err(Error::InvalidKey { .. })));
+        long.name.clear();
+        assert!(matches!(Item::new("", &long), Err(Error::InvalidKey { len: 0, .. })));
     }
 
     #[test]
@@ -233,9 +275,9 @@ mod tests {
     #[test]
     fn batches_are_bounded_and_leave_nothing_out() {
         let large = vec![0; BATCH_BYTES + 1];
-        let mut tensors = vec![tensor(&large), tensor(&large[..BATCH_BYTES])];
-        tensors.extend((0..BATCH_TENSORS + 1).map(|_| tensor(&[])));
-        let lens: Vec<usize> = batches(&tensors).map(<[_]>::len).collect();
+        let mut items = vec![item(&large), item(&large[..BATCH_BYTES])];
+        items.extend((0..BATCH_TENSORS + 1).map(|_| item(&[])));
+        let lens: Vec<usize> = batches(&items).map(<[_]>::len).collect();
         assert_eq!(lens, [1, BATCH_TENSORS, 2]);
         assert_eq!(batches(&[]).count(), 0);
     }
@@ -253,11 +295,15 @@ mod tests {
         assert_eq!(verdict(&summary).unwrap_err().to_string(), "1 tensor not stored");
         assert_eq!((summary.bytes, summary.failed[0].kind), (5, "full"));
         assert!(text(&summary).starts_with("1 tensor stored, 1 replaced, 1 already there, 1 failed; 5 B in"));
+        assert!(text(&summary).contains("no longer says"));
+        let ipc = PathCount { op: "put".into(), path: "ipc".into(), values: 2, bytes: 200 };
+        summary.paths = Some(vec![ipc]);
+        assert!(text(&summary).contains("other clients included\n  put by ipc: 2 values, 200 B"));
     }
 
     #[test]
     fn repeated_keys_are_refused() {
-        assert!(refuse_repeated(&[tensor(&[])]).is_ok());
-        assert!(refuse_repeated(&[tensor(&[]), tensor(&[1])]).is_err());
+        assert!(refuse_repeated(&[item(&[])]).is_ok());
+        assert!(refuse_repeated(&[item(&[]), item(&[1])]).is_err());
     }
 }

@@ -1,14 +1,15 @@
 //! `haulier serve`: the node daemon in the foreground.
 
-use std::{net::SocketAddr, path::Path};
+use std::{borrow::Cow, net::SocketAddr};
 
-use clap::ValueEnum;
+use clap::{ValueEnum, builder::RangedU64ValueParser};
 use haulier::{
-    AnyDevice, devices,
+    AnyDevice, Error, devices,
     hal::Device,
     node::{self, Node, NodeConfig},
     store::{Config, Pages, Store},
 };
+use rustix::process::{Resource, getrlimit, setrlimit};
 use serde::Serialize;
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
@@ -53,7 +54,7 @@ pub(crate) struct Args {
     backends: Vec<String>,
 
     /// The most clients at once
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     clients: usize,
 }
 
@@ -81,7 +82,8 @@ impl From<HugePages> for Pages {
 #[derive(Debug, Serialize)]
 struct Ready<'n> {
     ready: bool,
-    socket: &'n Path,
+    /// As text, which JSON needs and a path need not be.
+    socket: Cow<'n, str>,
     pid: u32,
     pool: u64,
     page: u64,
@@ -90,6 +92,7 @@ struct Ready<'n> {
 }
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
+    raise_descriptor_limit();
     let devices = devices(&args.backends)?;
     let backends = names(&devices);
     node::check_socket(&global.socket())?;
@@ -107,23 +110,35 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
         Signals::new([SIGTERM, SIGINT]).map_err(|e| Failure::system("watching for signals", e))?;
     let ready = Ready {
         ready: true,
-        socket: node.socket(),
+        socket: node.socket().to_string_lossy(),
         pid: std::process::id(),
         pool: stat.pool,
         page: stat.page,
         backends,
         metrics: node.metrics_addr(),
     };
-    global.output().show(&ready, || ready_line(&ready))?;
+    if global.output().show(&ready, || ready_line(&ready)).is_err() {
+        // Its clients need no stdout.
+        tracing::warn!("ready, but the line that says so could not be written to stdout");
+    }
     signals.forever().next();
     node.stop();
     Ok(())
 }
 
+/// Every client costs descriptors, and the soft limit is low by tradition, for programs that use `select`.
+fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(e) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(error = %e, "the limit of open files could not be raised");
+    }
+}
+
 fn ready_line(ready: &Ready<'_>) -> String {
     let backends = if ready.backends.is_empty() { "none".to_owned() } else { ready.backends.join(", ") };
     let mut line =
-        format!("ready on {}, pool {}, backends {backends}", ready.socket.display(), Size(ready.pool));
+        format!("ready on {}, pool {}, backends {backends}", output::plain(&ready.socket), Size(ready.pool));
     if let Some(at) = ready.metrics {
         line += &format!(", metrics on http://{at}/metrics");
     }
@@ -143,7 +158,11 @@ fn reserve(args: &Args) -> Result<Store> {
         bar.set_position(done);
     });
     bar.finish_and_clear();
-    Ok(store?)
+    store.map_err(|e| {
+        let memory = matches!(e, Error::OutOfMemory { .. });
+        let failure = Failure::from(e);
+        if memory { failure.advise("ask for less with --pool") } else { failure }
+    })
 }
 
 fn devices(names: &[String]) -> Result<Vec<AnyDevice>> {
@@ -192,7 +211,7 @@ mod tests {
     fn the_ready_line_is_stable() {
         let ready = Ready {
             ready: true,
-            socket: Path::new("/run/n.sock"),
+            socket: "/run/n.sock".into(),
             pid: 7,
             pool: 1 << 30,
             page: 4096,

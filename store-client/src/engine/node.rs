@@ -183,7 +183,7 @@ impl NodeEngine {
         deadline: Deadline,
     ) -> Result<Grant, Fault> {
         let len = from.len as u64;
-        let grant = one(connection.reserve(&[len], deadline)?).map_err(Fault::Refused)?;
+        let grant = connection.reserve_one(len, deadline)?;
         // SAFETY: both regions are mapped by grants that live; the old one's daemon is gone and this call owns it, and
         // the new one is used by this call alone.
         unsafe { shm::copy_host(grant.region(), from, deadline) }.map_err(Fault::Refused)?;
@@ -224,13 +224,13 @@ impl<D: Device> Engine<D> for NodeEngine {
     }
 
     fn alloc(&self, len: u64, deadline: Deadline) -> Result<PoolBuffer> {
-        let grant = self.again("alloc", deadline, |connection| {
-            let mut grant = one(connection.reserve(&[len], deadline)?);
-            if matches!(grant, Err(Error::Full { .. })) && connection.drop_spare() {
-                grant = one(connection.reserve(&[len], deadline)?);
-            }
-            grant.map_err(Fault::Refused)
-        })?;
+        let grant =
+            self.again("alloc", deadline, |connection| match connection.reserve_one(len, deadline) {
+                Err(Fault::Refused(Error::Full { .. })) if connection.drop_spare() => {
+                    connection.reserve_one(len, deadline)
+                }
+                answer => answer,
+            })?;
         let region = grant.region();
         let start = match region.len {
             0 => std::ptr::dangling_mut(),

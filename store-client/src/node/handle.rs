@@ -33,7 +33,10 @@ impl<D: Device> Session<'_, D> {
             // The session's loop has seen to it.
             Request::Hello { .. } => answer.refuse(protocol("unexpected hello")),
             Request::Arena { id } => self.arena(id, answer),
-            Request::Reserve { lens } => self.reserve(&lens, answer),
+            Request::Reserve { lens, unless } if unless.is_empty() || unless.len() == lens.len() => {
+                self.reserve(&lens, &unless, answer)
+            }
+            Request::Reserve { .. } => answer.refuse(protocol("keys and lengths do not pair up")),
             Request::Commit { items, mode, ahead } => self.commit(&items, mode, ahead, answer),
             Request::Abandon { grants } => {
                 let gone = grants.into_iter().filter_map(|grant| self.grants.take(grant)).count();
@@ -79,12 +82,16 @@ impl<D: Device> Session<'_, D> {
         }
     }
 
-    fn reserve(&mut self, lens: &[u64], answer: Answer<'_>) -> io::Result<()> {
+    fn reserve(&mut self, lens: &[u64], unless: &[&str], answer: Answer<'_>) -> io::Result<()> {
         let mut room = Room::for_slots(lens.len());
         let mut fresh = Vec::new();
         let grants = lens
             .iter()
-            .map(|&len| {
+            .enumerate()
+            .map(|(i, &len)| {
+                if unless.get(i).is_some_and(|key| self.space.keeps(key, Mode::Put)) {
+                    return room.fit(Ok(None));
+                }
                 let number = self.grants.next()?;
                 let grant = self.writer.reserve(&self.space, len)?;
                 let known = self.writable.contains(&grant.arena().id())
@@ -92,7 +99,7 @@ impl<D: Device> Session<'_, D> {
                 if !known && fresh.len() == MESSAGE_DESCRIPTORS_MAX {
                     return Err(Error::ResourceExhausted { what: "message size".into() });
                 }
-                let granted = room.fit(Ok(granted(number, &grant)))?;
+                let granted = room.fit(Ok(Some(granted(number, &grant))))?;
                 if !known {
                     fresh.push(Arc::clone(grant.arena()));
                 }

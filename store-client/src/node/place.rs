@@ -9,8 +9,10 @@ use std::{
     io::{self, Read, Seek, Write},
     os::unix::fs::{DirBuilderExt, FileTypeExt},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
+use hal::Deadline;
 use rustix::{
     fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, open},
     io::Errno,
@@ -127,6 +129,11 @@ fn remove_stale(socket: &Path) -> Result<()> {
             });
         }
         Err(e) => return Err(os(format!("looking at {}", socket.display()), &e)),
+    }
+    // The lock says that nobody serves it; but its file may have been removed by hand under a daemon that lives.
+    let soon = Deadline::after(Duration::from_millis(500));
+    if let Ok(daemon) = Socket::connect(socket, soon) {
+        return Err(Error::AlreadyRunning { pid: daemon.peer().ok().and_then(|peer| peer.pid).unwrap_or(0) });
     }
     tracing::info!(socket = %socket.display(), "an earlier daemon ended without removing its socket");
     fs::remove_file(socket).map_err(|e| os(format!("removing the stale {}", socket.display()), &e))

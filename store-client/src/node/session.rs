@@ -23,8 +23,8 @@ pub(super) const GRANTS_MAX: usize = 4096;
 /// The most holds of one client.
 pub(super) const HOLDS_MAX: usize = 65_536;
 
-/// How long one client too many may take to say the hello that it is refused with.
-const REFUSAL_LIMIT: Duration = Duration::from_secs(1);
+/// How long a client may take to say hello. Until then it has a seat and nothing else.
+const HELLO_LIMIT: Duration = Duration::from_secs(5);
 
 /// The pause after a failed receive that is not the client's doing.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -94,8 +94,9 @@ fn converse<'n, D: Device>(
     session: &mut Option<Session<'n, D>>,
 ) -> io::Result<()> {
     let (mut message, mut out, mut fds) = (Vec::new(), Vec::new(), Vec::new());
-    let wait = seat.exceeds().map_or(Deadline::NEVER, |_| Deadline::after(REFUSAL_LIMIT));
+    let hello = Deadline::after(HELLO_LIMIT);
     loop {
+        let wait = if session.is_some() { Deadline::NEVER } else { hello };
         let len = socket.recv(&mut message, &mut fds, wait)?;
         if len == 0 {
             return Ok(());
@@ -191,16 +192,16 @@ impl<'n, D: Device> Session<'n, D> {
 fn open_device<'n, D: Device>(node: &'n Shared<D>, seat: &Seat, uuid: DeviceUuid) -> Option<Imports<'n, D>> {
     let client = seat.id();
     let Some(device) = node.devices.iter().find(|device| device.identity().uuid == uuid) else {
-        tracing::info!(client, device = %uuid, "the client's device is not served here: it copies through host memory");
+        tracing::debug!(client, device = %uuid, "the client's device is not served here: it copies through host memory");
         return None;
     };
     if !device.caps().ipc_import {
-        tracing::info!(client, device = %device.identity(), "this device opens no memory of other processes");
+        tracing::debug!(client, device = %device.identity(), "this device opens no memory of other processes");
         return None;
     }
     match device.bind_owned_thread() {
         Ok(bound) => {
-            tracing::info!(client, device = %device.identity(), "a client is connected");
+            tracing::debug!(client, device = %device.identity(), "a client is connected");
             Some(Imports::new(bound, node.metrics.imports.clone()))
         }
         Err(e) => {
@@ -221,7 +222,7 @@ fn decode(message: &[u8]) -> Result<Frame<'_>, u64> {
 /// How many slots the answer will have.
 fn slots(request: &Request<'_>) -> usize {
     match request {
-        Request::Reserve { lens } => lens.len(),
+        Request::Reserve { lens, .. } => lens.len(),
         Request::Commit { items, .. } => items.len(),
         Request::PutIpc { items, .. } | Request::GetIpc { items, .. } => items.len(),
         Request::Hold { keys, .. }

@@ -213,6 +213,18 @@ impl Arena {
         self.each(runs, |offset, len| self.memory.punch(offset, len))
     }
 
+    /// Takes back memory that an owner took by writing where nothing was granted to it, so that the budget holds again.
+    pub(super) fn shed_strays(&self) -> Result<()> {
+        let warm = self.inner.lock().frames.warm() as u64 * self.geometry.frame;
+        if self.memory.taken()? <= warm {
+            return Ok(());
+        }
+        let holes = self.take_holes(0, self.geometry.span);
+        let outcome = self.punch(&holes);
+        self.settle(&holes, State::Hole);
+        outcome
+    }
+
     /// Frames with memory, and those of them that nothing lives in.
     pub(super) fn counts(&self) -> (usize, usize) {
         let inner = self.inner.lock();

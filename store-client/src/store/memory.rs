@@ -86,6 +86,12 @@ impl Memory {
         self.len as u64
     }
 
+    /// Bytes of memory that the file has.
+    pub(super) fn taken(&self) -> Result<u64> {
+        let stat = rustix::fs::fstat(&self.writable).map_err(|e| os("looking at an arena", e))?;
+        Ok(u64::try_from(stat.st_blocks).unwrap_or(0) * 512)
+    }
+
     /// The address of `offset`, which must lie within.
     pub(super) fn at(&self, offset: u64) -> NonNull<u8> {
         assert!(offset <= self.len());

@@ -108,7 +108,12 @@ impl Pool {
 
     /// Ends the ownership of these arenas.
     pub(super) fn release(&self, owned: &[Arc<Arena>]) {
-        owned.iter().for_each(|arena| arena.set_owned(false));
+        for arena in owned {
+            if let Err(error) = arena.shed_strays() {
+                tracing::warn!(arena = arena.id().0, %error, "memory that was taken beyond grants stays taken");
+            }
+            arena.set_owned(false);
+        }
         self.prune();
     }
 

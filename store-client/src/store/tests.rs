@@ -704,3 +704,19 @@ proptest! {
         follow(&ops, evict);
     }
 }
+
+#[test]
+fn memory_that_a_writer_took_beyond_its_grants_is_taken_back_when_it_ends() {
+    let store = Store::open(Config::new(8 << 20), |_, _| {}).unwrap();
+    let space = store.space("").unwrap();
+    let writer = store.writer();
+    let grant = writer.reserve(&space, 1).unwrap();
+    let arena = Arc::clone(grant.arena());
+    let taken = || rustix::fs::fstat(arena.read_write()).unwrap().st_blocks as u64 * 512;
+    let before = taken();
+    rustix::io::pwrite(arena.read_write(), &[7; 3 << 20], arena.virtual_len() - (4 << 20)).unwrap();
+    assert_eq!(taken(), before + (3 << 20));
+    drop(grant);
+    drop(writer);
+    assert_eq!(taken(), before);
+}

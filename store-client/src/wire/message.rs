@@ -44,9 +44,12 @@ pub(crate) enum Request<'a> {
     Arena {
         id: u64,
     },
-    /// Asks for memory to write into, one grant for each length.
+    /// Asks for memory to write into, one grant for each length. `unless` has a key for each length or is empty: for what
+    /// is stored already nothing is reserved, so that a put that keeps the old value evicts no other.
     Reserve {
         lens: Vec<u64>,
+        #[serde(borrow)]
+        unless: Vec<&'a str>,
     },
     /// Makes written grants into values, then reserves `ahead` bytes (0: none) for the next put if that costs nobody
     /// anything. A grant is used up by this, whatever the verdict.
@@ -213,9 +216,9 @@ pub(crate) enum Reply<'a> {
     },
     /// To `Arena`: its virtual length; the read-only descriptor is beside.
     Arena { len: u64 },
-    /// To `Reserve`. The read-write descriptors of arenas that the client has not seen yet as a writer are beside, in the
+    /// To `Reserve`; `None` for a key that is stored already. The read-write descriptors of arenas that the client has not seen yet as a writer are beside, in the
     /// order of `arenas`.
-    Reserved { grants: Vec<Result<Granted>>, arenas: Vec<ArenaInfo> },
+    Reserved { grants: Vec<Result<Option<Granted>>>, arenas: Vec<ArenaInfo> },
     /// To `Commit`. `ahead` never lies in an arena that the client has not been given.
     Committed { slots: Vec<Result<Put>>, ahead: Option<Granted> },
     /// To `PutInline`.

@@ -51,7 +51,7 @@ enum Role {
 #[derive(Debug, Serialize)]
 struct Demo {
     /// None for the model that was made.
-    file: Option<PathBuf>,
+    file: Option<String>,
     tensors: u64,
     bytes: u64,
     legs: Vec<Leg>,
@@ -67,7 +67,8 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
     let dir = private_dir("haulier-demo-")?;
     let outcome = haul(global, args, dir.path(), &interrupts);
     let place = dir.path().to_owned();
-    let removed = dir.close().map_err(|e| Failure::system(format_args!("removing {}", place.display()), e));
+    let removed =
+        dir.close().map_err(|e| Failure::system(format_args!("removing {}", output::path(&place)), e));
     let demo = outcome.map_err(|e| interrupts.explain(e))?;
     removed?;
     global.output().show(&demo, || text(&demo))?;
@@ -118,7 +119,8 @@ fn haul(global: &Global, args: &Args, dir: &Path, interrupts: &Interrupts) -> Re
 
     let exact = got.wrong.is_empty() && got.digest == digest;
     Ok(Demo {
-        file: args.file.clone(),
+        // JSON holds text, a file's name need not be any.
+        file: args.file.as_ref().map(|file| file.to_string_lossy().into_owned()),
         tensors: tensors.len() as u64,
         bytes,
         legs: [put.legs, got.legs].concat(),
@@ -169,10 +171,8 @@ fn paths(global: &Global, node: &PrivateNode) -> Result<Vec<PathCount>> {
 }
 
 fn text(demo: &Demo) -> String {
-    let name = demo
-        .file
-        .as_ref()
-        .map_or_else(|| "a model made for this".to_owned(), |file| file.display().to_string());
+    let name =
+        demo.file.as_ref().map_or_else(|| "a model made for this".to_owned(), |file| output::plain(file));
     let mut text = format!("{name}: {}, {}\n", output::count(demo.tensors, "tensor"), Size(demo.bytes));
     let mut legs =
         output::table(&["PROCESS", "OPERATION", "MEMORY", ">TENSORS", ">BYTES", ">SECONDS", ">GB/S"]);

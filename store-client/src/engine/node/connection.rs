@@ -325,7 +325,7 @@ impl Connection {
     fn give_back(&self, late: Reply<'_>) {
         match late {
             Reply::Reserved { grants, .. } => {
-                self.abandon(grants.iter().flatten().map(|granted| granted.grant).collect());
+                self.abandon(grants.iter().flatten().flatten().map(|granted| granted.grant).collect());
             }
             Reply::Committed { ahead: Some(granted), .. } => self.abandon(vec![granted.grant]),
             Reply::Held { slots } => {
@@ -429,18 +429,30 @@ impl Connection {
         Ok((Some(mapping), region))
     }
 
-    /// Memory for values of these lengths.
+    /// Memory for one value of `len` bytes.
+    pub(super) fn reserve_one(self: &Arc<Self>, len: u64, deadline: Deadline) -> Result<Grant, Fault> {
+        let answer = self.reserve(&[len], Vec::new(), deadline)?.pop();
+        answer
+            .unwrap_or_else(|| Err(astray()))
+            .and_then(|grant| grant.ok_or_else(astray))
+            .map_err(Fault::Refused)
+    }
+
+    /// Memory for values of these lengths; none for those whose key, if any are named, is stored already.
     pub(super) fn reserve(
         self: &Arc<Self>,
         lens: &[u64],
+        unless: Vec<&str>,
         deadline: Deadline,
-    ) -> Result<Vec<Result<Grant>>, Fault> {
-        self.call(Request::Reserve { lens: lens.to_vec() }, &[], deadline, |reply, _| match reply {
+    ) -> Result<Vec<Result<Option<Grant>>>, Fault> {
+        let request = Request::Reserve { lens: lens.to_vec(), unless };
+        self.call(request, &[], deadline, |reply, _| match reply {
             Reply::Reserved { grants, .. } => {
                 let grants = counted(grants, lens.len())?.into_iter().zip(lens);
                 grants
                     .map(|(granted, &len)| match granted {
-                        Ok(granted) => Grant::new(self, granted, len).map(Ok),
+                        Ok(Some(granted)) => Grant::new(self, granted, len).map(|grant| Ok(Some(grant))),
+                        Ok(None) => Ok(Ok(None)),
                         Err(e) => Ok(Err(e)),
                     })
                     .collect()

@@ -230,10 +230,14 @@ impl<D: Device> PutCall<'_, D> {
         let lens: Vec<u64> = slots.iter().map(|&i| self.slot(i).region().len as u64).collect();
         // A put of one value is probably followed by another one like it.
         let ahead = if self.batch.slots().len() == 1 { lens[0] } else { 0 };
+        let unless = match self.mode {
+            Mode::Put => slots.iter().map(|&i| self.slot(i).key()).collect(),
+            Mode::Upsert => Vec::new(),
+        };
         let spare = if ahead > 0 { connection.take_spare(ahead) } else { None };
         let grants = match spare {
-            Some(grant) => vec![Ok(grant)],
-            None => match connection.reserve(&lens, self.deadline) {
+            Some(grant) => vec![Ok(Some(grant))],
+            None => match connection.reserve(&lens, unless, self.deadline) {
                 Ok(grants) => grants,
                 Err(Fault::Refused(e)) => {
                     state.fail(slots, &e);
@@ -255,7 +259,8 @@ impl<D: Device> PutCall<'_, D> {
                 Ok(_) if full.iter().any(|&earlier| self.slot(earlier).key() == self.slot(i).key()) => {
                     full.push(i);
                 }
-                Ok(grant) => match self.copy(i, &grant) {
+                Ok(None) => state.settle(&[i], [Ok(Put::AlreadyExists)]),
+                Ok(Some(grant)) => match self.copy(i, &grant) {
                     Ok(()) => {
                         written.push(i);
                         writing.push(grant);

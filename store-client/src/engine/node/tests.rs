@@ -89,11 +89,12 @@ impl Peer {
     /// Grants the first time, with arena 1 beside.
     fn reserve(&mut self, lens: &[u64], grants: Vec<Result<Granted>>, first: Option<&OwnedFd>) {
         let id = self.expect(|request| match request {
-            Request::Reserve { lens: asked } => assert_eq!(asked, lens),
+            Request::Reserve { lens: asked, .. } => assert_eq!(asked, lens),
             other => panic!("{other:?}"),
         });
         let arenas = first.map(|_| ArenaInfo { id: 1, len: ARENA }).into_iter().collect();
         let descriptors: Vec<_> = first.map(AsFd::as_fd).into_iter().collect();
+        let grants = grants.into_iter().map(|grant| grant.map(Some)).collect();
         self.answer_with(id, Reply::Reserved { grants, arenas }, &descriptors);
     }
 
@@ -218,7 +219,7 @@ fn late_grants_and_holds_go_back_and_the_connection_stays_good() {
             let hold = peer.expect(|_| ());
             let commit = peer.expect(|_| ());
             go.recv().unwrap();
-            let grants = vec![Ok(granted(7, 1, 0..4096)), Err(full())];
+            let grants = vec![Ok(Some(granted(7, 1, 0..4096))), Err(full())];
             let arenas = vec![ArenaInfo { id: 1, len: ARENA }];
             peer.answer_with(reserve, Reply::Reserved { grants, arenas }, &[file.as_fd()]);
             peer.answer(hold, Reply::Held { slots: vec![Ok(shared(8, 0, 1)), Err(Error::NotFound)] });
@@ -226,14 +227,17 @@ fn late_grants_and_holds_go_back_and_the_connection_stays_good() {
             peer.answer(commit, Reply::Committed { slots: vec![], ahead });
             // The arena that came with a late answer is known.
             let next = peer.expect(|_| ());
-            peer.answer(next, Reply::Reserved { grants: vec![Ok(granted(10, 1, 0..16))], arenas: vec![] });
+            peer.answer(
+                next,
+                Reply::Reserved { grants: vec![Ok(Some(granted(10, 1, 0..16)))], arenas: vec![] },
+            );
             peer.abandoned(&[7]);
             peer.released(&[8]);
             peer.abandoned(&[9]);
             peer.abandoned(&[10]);
         },
         |connection| {
-            let late = connection.reserve(&[4096, 4096], shortly());
+            let late = connection.reserve(&[4096, 4096], vec![], shortly());
             assert!(matches!(late, Err(Fault::Timeout { sent: true })));
             assert!(matches!(
                 connection.hold(vec!["a", "b"], 0, shortly()),
@@ -242,7 +246,7 @@ fn late_grants_and_holds_go_back_and_the_connection_stays_good() {
             let late = connection.commit(&mut [], vec![], Mode::Put, 0, shortly());
             assert!(matches!(late, Err(Fault::Timeout { sent: true })));
             ask.send(()).unwrap();
-            let grants = connection.reserve(&[16], soon()).unwrap();
+            let grants = [connection.reserve_one(16, soon()).map_err(|_| ())];
             assert_eq!(grants[0].as_ref().unwrap().region().len, 16);
         },
     );
@@ -253,7 +257,7 @@ fn an_answer_that_is_not_acceptable_ends_the_connection_and_touches_nothing() {
     type Lie = fn(&mut Peer);
     type Ask = fn(&Arc<Connection>) -> Result<(), Fault>;
     let view: Ask = |connection| get::view(connection, &["k"], soon()).map(|_| ());
-    let reserve: Ask = |connection| connection.reserve(&[100], soon()).map(|_| ());
+    let reserve: Ask = |connection| connection.reserve_one(100, soon()).map(|_| ());
     let lies: [(&str, Ask, Lie); 12] = [
         ("another kind of answer", exists, |peer| {
             let id = peer.expect(|_| ());
@@ -300,7 +304,7 @@ fn an_answer_that_is_not_acceptable_ends_the_connection_and_touches_nothing() {
         ("arenas without descriptors", reserve, |peer| {
             let id = peer.expect(|_| ());
             let arenas = vec![ArenaInfo { id: 1, len: ARENA }];
-            peer.answer(id, Reply::Reserved { grants: vec![Ok(granted(1, 1, 0..100))], arenas });
+            peer.answer(id, Reply::Reserved { grants: vec![Ok(Some(granted(1, 1, 0..100)))], arenas });
         }),
     ];
     for (what, ask, lie) in lies {
