@@ -103,8 +103,10 @@ macro_rules! cu {
             $crate::cuda::sim().library().get::<unsafe extern "C" fn($($ty),*) -> i32>(stringify!($name))
         };
         let function = function.expect("the driver has it");
+        #[allow(clippy::macro_metavars_in_unsafe, reason = "the arguments are expressions of tests")]
         // SAFETY: pointers are to locals of the caller, handles are the driver's.
-        unsafe { function($($value),*) }
+        let status = unsafe { function($($value),*) };
+        status
     }};
 }
 

@@ -46,11 +46,28 @@ pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| match env::var_os("HAULIER_BIN") {
         Some(path) => path.into(),
-        None => build().unwrap_or_else(|e| panic!("the haulier command could not be built: {e}")),
+        None => build(&[]).unwrap_or_else(|e| panic!("the haulier command could not be built: {e}")),
     })
 }
 
-fn build() -> Result<PathBuf, String> {
+/// The `haulier` command with this workspace's CUDA backend compiled in beside the host's.
+///
+/// # Panics
+/// Where it cannot be built.
+pub fn binary_with_cuda() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| {
+        let built =
+            build(&["cuda"]).unwrap_or_else(|e| panic!("the haulier command could not be built: {e}"));
+        // Cargo gives each selection of features the same name, and the next build takes it away.
+        let own = built.with_file_name("haulier-with-cuda");
+        let fresh = built.with_file_name(format!("haulier-with-cuda.{}", std::process::id()));
+        fs::copy(&built, &fresh).and_then(|_| fs::rename(&fresh, &own)).expect("a copy of the command");
+        own
+    })
+}
+
+fn build(features: &[&str]) -> Result<PathBuf, String> {
     // <target>/<profile>/deps/<test>-<hash>
     let test = env::current_exe().map_err(|e| e.to_string())?;
     let outside = || format!("{} is not where cargo puts tests", test.display());
@@ -59,6 +76,7 @@ fn build() -> Result<PathBuf, String> {
     let profile = if folder == "debug" { OsStr::new("dev") } else { folder };
     let built = Command::new(env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into()))
         .args(["build", "--quiet", "--package", "haulier", "--bin", "haulier"])
+        .arg(format!("--features={}", features.join(",")))
         .arg("--profile")
         .arg(profile)
         .arg("--target-dir")
