@@ -1,10 +1,12 @@
 //! Cases of the field's reports on the CUDA backend, through a client and a node in two processes with simulated drivers
 //! of one machine. What one process can show is in the backend's own tests. No GPU takes part.
 
-use std::{collections::HashSet, thread, time::Duration};
+use std::{
+    collections::HashSet, io, os::unix::process::CommandExt, process::Command, thread, time::Duration,
+};
 
-use backend_cuda::CudaDevice;
-use hal::{Device, DeviceExt};
+use backend_cuda::{CudaDevice, CudaStream};
+use hal::{Device, DeviceExt, Kind};
 use haulier::{Error, Options, Payload, Put, StoreClient};
 use haulier_tests::{
     conformance::pattern,
@@ -19,6 +21,8 @@ const PEER: &str = env!("CARGO_BIN_EXE_haulier-peer");
 const LEN: usize = 64 << 10;
 /// How many allocations of a client the node keeps open.
 const OPEN_MAX: u64 = 64;
+/// The deadline of what is to time out.
+const HASTE: Duration = Duration::from_millis(300);
 
 fn stored(puts: &[haulier::Result<Put>]) {
     assert!(puts.iter().all(|put| matches!(put, Ok(Put::Stored))), "{puts:?}");
@@ -357,7 +361,7 @@ fn gives_up_in_time(
     client: &StoreClient<CudaDevice>,
     put: impl FnOnce(&StoreClient<CudaDevice>) -> haulier::Result<Put>,
 ) {
-    let put = put(&client.with_deadline(Duration::from_millis(300)));
+    let put = put(&client.with_deadline(HASTE));
     match put {
         Err(Error::Timeout { .. }) => {}
         Err(Error::NotSent { cause }) if matches!(*cause, Error::Timeout { .. }) => {}
@@ -384,5 +388,140 @@ fn what_never_ends_times_out_and_others_go_on() {
         assert_eq!(other.put("b", &filled(&theirs, &pattern(3, LEN))).unwrap(), Put::Stored);
         assert!(!other.exists("k").unwrap(), "a key is there that was given up");
         assert!(other.get("a").unwrap() == pattern(2, LEN));
+    });
+}
+
+/// P19.
+#[test]
+fn named_streams_are_waited_for_and_no_other_one() {
+    alone(&[], || {
+        let (node, device) = (CudaNode::new(PEER), device(0));
+        let client = node.client(&device);
+        let (wanted, never) = (cuda::stream(&device), cuda::stream(&device));
+        let (buffer, other) = (filled(&device, &vec![0; LEN]), filled(&device, &[0; 64]));
+        cuda::hold(&device, never);
+        cuda::queue_fill(&device, never, other.region(), 1);
+        cuda::queue_fill(&device, wanted, buffer.region(), 0xab);
+        // The current stream never completes, and is not the one that is named.
+        let put = device.with_stream(never, || client.put("k", Payload::from(&buffer).after(&[wanted])));
+        assert_eq!(put.unwrap(), Put::Stored);
+        assert!(client.get("k").unwrap() == vec![0xab; LEN]);
+        cuda::release(&device, never);
+    });
+}
+
+/// P22: a handle that means another stream on each thread.
+#[test]
+fn a_per_thread_stream_is_waited_for_on_its_own_thread_and_refused_on_another() {
+    alone(&[], || {
+        let (node, device) = (CudaNode::new(PEER), device(0));
+        let client = node.client(&device);
+        let buffer = filled(&device, &vec![0x11; LEN]);
+        let theirs = thread::scope(|scope| {
+            let producer = scope.spawn(|| {
+                let own = CudaStream::per_thread();
+                cuda::hold(&device, own);
+                cuda::queue_fill(&device, own, buffer.region(), 0xab);
+                let put = device.with_stream(own, || client.with_deadline(HASTE).put("k", &buffer));
+                assert!(matches!(put, Err(Error::NotSent { .. })), "the work was held: {put:?}");
+                cuda::release(&device, own);
+                device.with_stream(own, || client.put("k", &buffer)).unwrap();
+                own
+            });
+            producer.join().unwrap()
+        });
+        assert!(client.get("k").unwrap() == vec![0xab; LEN]);
+        sim().clear_log().unwrap();
+        let put = client.put("other", Payload::from(&buffer).after(&[theirs]));
+        let Err(Error::NotSent { cause }) = put else { panic!("{put:?}") };
+        assert!(matches!(&*cause, Error::Device(e) if e.kind() == Kind::WrongThread), "{cause}");
+        assert_eq!(sim().count("cuStreamQuery") + sim().count("cuEventRecord"), 0);
+        assert!(!client.exists("other").unwrap());
+    });
+}
+
+/// P23: queued work still reads the destination, and later work sees the new bytes.
+#[test]
+fn a_get_into_by_ipc_neither_overtakes_queued_work_nor_is_overtaken() {
+    alone(&[], || get_into_between_readers(&CudaNode::new(PEER)));
+}
+
+/// P23.
+#[test]
+fn a_get_into_by_staging_neither_overtakes_queued_work_nor_is_overtaken() {
+    alone(&[], || get_into_between_readers(&CudaNode::staging(PEER)));
+}
+
+fn get_into_between_readers(node: &CudaNode) {
+    let device = device(0);
+    let client = node.client(&device);
+    client.put("k", &vec![0x22; LEN]).unwrap();
+    let (mut target, stream) = (filled(&device, &vec![0x11; LEN]), cuda::stream(&device));
+    let (before, after) = (filled(&device, &vec![0; LEN]), filled(&device, &vec![0; LEN]));
+    let (region, raw) = (target.region(), stream.raw());
+    let copy = |to: u64| {
+        let from = region.addr as u64;
+        let queued =
+            on(&device, || cu!(cuMemcpyDtoDAsync_v2(to => u64, from => u64, LEN => usize, raw => usize)));
+        assert_eq!(queued, 0);
+    };
+    cuda::hold(&device, stream);
+    copy(before.region().addr as u64);
+    let asked = sim().count("cuEventQuery");
+    thread::scope(|scope| {
+        let getter = scope.spawn(|| device.with_stream(stream, || client.get_into("k", &mut target)));
+        eventually("the get waits", || sim().count("cuEventQuery") > asked || getter.is_finished());
+        assert!(!getter.is_finished(), "the get did not wait for the reader");
+        assert!(peek(region) == vec![0x11; LEN], "the reader's bytes were overwritten");
+        cuda::release(&device, stream);
+        assert_eq!(getter.join().unwrap().unwrap(), LEN as u64);
+    });
+    copy(after.region().addr as u64);
+    eventually("later work is done", || on(&device, || sim().pending(raw as u64)).unwrap() == 0);
+    assert!(peek(before.region()) == vec![0x11; LEN], "the reader saw the new value");
+    assert!(peek(after.region()) == vec![0x22; LEN], "later work saw the old value");
+}
+
+/// P33. The source goes right after the put.
+#[test]
+fn a_source_that_is_freed_right_after_its_put_has_no_effect() {
+    alone(&[], || {
+        let (node, device) = (CudaNode::new(PEER), device(0));
+        let client = node.client(&device);
+        for i in 0..50u8 {
+            let key = i.to_string();
+            client.put(&key, &filled(&device, &vec![i; LEN])).unwrap();
+            drop(filled(&device, &vec![0xee; LEN]));
+            assert!(client.get(&key).unwrap() == vec![i; LEN]);
+        }
+        assert_eq!(node.stored("ipc"), 50);
+    });
+}
+
+/// P79: driver, socket and workers are the parent's.
+#[test]
+fn a_client_in_a_forked_child_is_refused_and_the_parent_goes_on() {
+    alone(&[], || {
+        let (node, device) = (CudaNode::new(PEER), device(0));
+        let client = node.client(&device);
+        let buffer = filled(&device, &pattern(1, LEN));
+        client.put("k", &buffer).unwrap();
+        let (in_child, addr) = (client.clone(), buffer.region().addr);
+        let mut command = Command::new("/nowhere");
+        let check = move || {
+            // SAFETY: refused before the memory is touched.
+            let put = in_child.put("child", unsafe { Payload::raw(addr, LEN) });
+            let refused = matches!(put, Err(Error::ForkedProcess { .. }))
+                && matches!(in_child.get("k"), Err(Error::ForkedProcess { .. }));
+            // It reaches the parent as the error of `spawn`.
+            Err(io::Error::from_raw_os_error(if refused { 77 } else { 78 }))
+        };
+        // SAFETY: the child of a fork runs `check` alone; glibc makes its allocator usable there.
+        unsafe { command.pre_exec(check) };
+        assert_eq!(command.spawn().unwrap_err().raw_os_error(), Some(77));
+        drop(command);
+        assert!(client.get("k").unwrap() == pattern(1, LEN));
+        assert_eq!(client.put("later", &buffer).unwrap(), Put::Stored);
+        assert_eq!((node.stored("ipc"), client.exists("child").unwrap()), (2, false));
     });
 }
