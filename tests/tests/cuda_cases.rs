@@ -525,3 +525,23 @@ fn a_client_in_a_forked_child_is_refused_and_the_parent_goes_on() {
         assert_eq!((node.stored("ipc"), client.exists("child").unwrap()), (2, false));
     });
 }
+
+/// The test of these tests: a call with another device current, and one with none, are found.
+#[test]
+fn a_misplaced_call_is_found() {
+    alone(&[], || {
+        let (mine, theirs) = (device(0), device(1));
+        let (buffer, stream) = (filled(&theirs, &[0; 64]), cuda::stream(&theirs).raw());
+        sim().clear_log().unwrap();
+        let (pointer, mut handle) = (buffer.region().addr as u64, [0u8; 64]);
+        let place = handle.as_mut_ptr();
+        on(&theirs, || assert_eq!(cu!(cuIpcGetMemHandle(place => *mut u8, pointer => u64)), 0));
+        assert!(misplaced().is_empty());
+        on(&mine, || cu!(cuIpcGetMemHandle(place => *mut u8, pointer => u64)));
+        assert_eq!(misplaced().len(), 1);
+        on(&mine, || cu!(cuStreamQuery(stream => usize)));
+        assert_eq!(misplaced().len(), 2);
+        cu!(cuStreamQuery(stream => usize));
+        assert_eq!(misplaced().len(), 3, "{:?}", misplaced());
+    });
+}
