@@ -5,7 +5,8 @@ use std::{
     env,
     ffi::{OsStr, OsString},
     fs,
-    io::{BufRead, BufReader, Read},
+    io::{BufRead, BufReader, Read, Write},
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     sync::Arc,
@@ -484,6 +485,9 @@ fn each_way_to_fail_has_its_exit_code_and_says_what_to_do() {
         (strings(&["put"]), USAGE, "usage", "FILE"),
         (strings(&["nonsense"]), USAGE, "usage", "nonsense"),
         (strings(&["--timeout", "0", "ls"]), USAGE, "usage", "timeout"),
+        (strings(&["--timeout", "inf", "ls"]), USAGE, "usage", "at most"),
+        (strings(&["--timeout", "1e300", "ls"]), USAGE, "usage", "at most"),
+        (strings(&["serve", "--clients", "0"]), USAGE, "usage", "--clients"),
         (strings(&["serve", "--backend", "tpu"]), USAGE, "usage", "tpu"),
         (strings(&["--socket", "/nonexistent/node.sock", "ls"]), UNREACHABLE, "unreachable", "haulier serve"),
     ] {
@@ -551,6 +555,113 @@ fn serve_and_its_clients_meet_at_the_default_socket() {
     assert_eq!(daemon.wait().code(), OK);
     assert!(!bench.path("run/haulier/node.sock").exists());
     bench.run(["stat"]).expect(UNREACHABLE);
+}
+
+/// Nobody reads its stdout or its stderr, and a shell has left it few descriptors.
+#[test]
+fn serve_goes_on_when_nobody_reads_what_it_says() {
+    let bench = Bench::new();
+    fs::create_dir(bench.path("run")).unwrap();
+    let (stdout, closed) = std::io::pipe().unwrap();
+    drop(stdout);
+    let (stderr, full) = std::io::pipe().unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-c", r#"ulimit -S -n 64; exec "$0" "$@""#]).arg(binary());
+    command.args(["serve", "--pool", "16MiB", "-vvv"]);
+    command.env("XDG_RUNTIME_DIR", bench.path("run")).env_remove("RUST_LOG").env_remove("HAULIER_SOCKET");
+    command.stdin(Stdio::null()).stdout(closed).stderr(full.try_clone().unwrap());
+    let mut daemon = Process::spawn(&mut command).unwrap();
+    drop(command);
+    let mut stderr = BufReader::new(stderr).lines();
+    assert!(
+        stderr.any(|line| line.unwrap().contains("could not be written to stdout")),
+        "it ends when stdout is closed"
+    );
+    // From now on it logs into a pipe that is full.
+    rustix::io::ioctl_fionbio(&full, true).unwrap();
+    while (&full).write(&[b'x'; 4096]).is_ok() {}
+    rustix::io::ioctl_fionbio(&full, false).unwrap();
+    drop(full);
+    for _ in 0..10 {
+        bench.run(["--timeout", "10", "stat"]).expect(OK);
+    }
+    let limits = fs::read_to_string(format!("/proc/{}/limits", daemon.id())).unwrap();
+    let files: Vec<&str> =
+        limits.lines().find(|line| line.starts_with("Max open files")).unwrap().split_whitespace().collect();
+    assert_eq!(files[3], files[4], "the soft limit is not the hard one");
+    daemon.signal(Signal::TERM);
+    let status = wait_for("its end", || daemon.ended());
+    assert_eq!(status.code(), OK);
+    drop(stderr);
+}
+
+#[test]
+fn more_memory_than_there_is_is_refused_with_the_option_to_change() {
+    let bench = Bench::new();
+    fs::create_dir(bench.path("run")).unwrap();
+    let error = bench.json(["serve", "--pool", "4TiB"], REFUSED);
+    assert_eq!(error["kind"], "out_of_memory", "{error}");
+    assert!(error["message"].as_str().unwrap().contains("--pool"), "{error}");
+}
+
+/// What a file has that the store would not take is known without a node, and before anything of another is stored.
+#[test]
+fn a_tensor_that_cannot_be_stored_is_bad_input() {
+    let bench = Bench::new();
+    let tensor = |shape: Vec<u64>| ("U8".to_owned(), shape, vec![7]);
+    for (name, shape) in [("deep".to_owned(), vec![1; 33]), ("n".repeat(1025), vec![1])] {
+        let model: Tensors = [("a".to_owned(), tensor(vec![1])), (name.clone(), tensor(shape))].into();
+        write_model(&bench.path("m.safetensors"), &model);
+        let error = bench.json(["put", "m.safetensors"], BAD_INPUT);
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("m.safetensors") && message.contains(&name), "{error}");
+    }
+    rustix::fs::mkfifoat(rustix::fs::CWD, bench.path("fifo"), rustix::fs::Mode::RWXU).unwrap();
+    for command in ["put", "demo"] {
+        assert_eq!(bench.json([command, "fifo"], BAD_INPUT)["kind"], "bad_input");
+    }
+}
+
+#[test]
+fn names_need_not_be_text() {
+    let daemon = Serve::pool("16MiB").start();
+    let bench = Bench::of(&daemon);
+    let odd = OsStr::from_bytes(b"\xff");
+    write_model(&bench.dir.path().join(odd), &small_model());
+    bench.json([OsStr::new("put"), "--prefix".as_ref(), "m".as_ref(), odd], OK);
+    bench.json([OsStr::new("get"), "--prefix".as_ref(), "m".as_ref(), "-o".as_ref(), odd], OK);
+    assert!(read_model(&bench.dir.path().join(odd)) == small_model());
+    assert_eq!(bench.json([OsStr::new("demo"), odd], OK)["exact"], true);
+    // Keys are text.
+    for args in [&[OsStr::new("rm"), odd][..], &[odd]] {
+        assert_eq!(bench.json(args, USAGE)["kind"], "usage");
+    }
+}
+
+#[test]
+fn an_interrupted_get_leaves_what_was_there_and_nothing_else() {
+    let daemon = Serve::pool("512MiB").start();
+    let bench = Bench::of(&daemon);
+    let place = bench.path("place");
+    fs::create_dir(&place).unwrap();
+    fs::write(place.join("f"), "old").unwrap();
+    let value = vec![7; 400 * MIB as usize];
+    daemon.client().put_tensor("w", &TensorRef::new(Dtype::U8, &[400 * MIB], &value).unwrap()).unwrap();
+    let names = || -> Vec<OsString> {
+        fs::read_dir(&place).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+    };
+    for (args, signal) in [(&["get", "w"][..], Signal::INT), (&["get", "--raw", "w"], Signal::TERM)] {
+        let mut get = Process::spawn(&mut bench.command(args.iter().chain(&["-o", "place/f"]))).unwrap();
+        wait_for("its temporary file", || {
+            assert!(get.ended().is_none(), "it was over before");
+            (names().len() > 1).then_some(())
+        });
+        get.signal(signal);
+        let ran = Ran::new(get.output());
+        ran.expect(INTERRUPTED);
+        assert_eq!(names(), ["f"]);
+        assert_eq!(fs::read(place.join("f")).unwrap(), b"old");
+    }
 }
 
 /// A reader that has seen enough, as `head` does, is no failure.

@@ -284,10 +284,7 @@ mod tests {
         let read = reader.join().unwrap();
         assert_eq!(SafeTensors::deserialize(&read).unwrap().tensor("w").unwrap().data(), [1, 2]);
         assert_eq!(names_in(dir.path()), ["fifo"]);
-        // A link, so that a mistake here does not replace the device.
-        let full = dir.path().join("full");
-        std::os::unix::fs::symlink("/dev/full", &full).unwrap();
-        assert_eq!(write_bytes(&full, b"x").unwrap_err().exit, Exit::Refused);
+        assert!(matches!(Place::find(Path::new("/dev/full")), Ok(Place::Stream(_))));
         assert!(write_bytes(dir.path(), b"x").unwrap_err().to_string().contains("directory"));
     }
 
