@@ -865,7 +865,7 @@ fn a_call_that_finds_a_resource_used_up_waits_for_it() {
     assert!(matches!(hasty.alloc(1), Err(Error::ResourceExhausted { .. })));
     let refused = || -> f64 {
         let text = daemon.client().metrics().unwrap();
-        let rows = text.lines().filter(|row| row.contains("outcome=\"exhausted\""));
+        let rows = text.lines().filter(|row| row.contains("outcome=\"resource_exhausted\""));
         rows.map(|row| row.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
     };
     thread::scope(|scope| {

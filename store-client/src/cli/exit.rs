@@ -111,7 +111,7 @@ impl fmt::Display for Failure {
 
 impl From<Error> for Failure {
     fn from(e: Error) -> Self {
-        Failure::new(exit_of(&e), kind_of(&e), e.to_string())
+        Failure::new(exit_of(&e), e.label(), e.to_string())
     }
 }
 
@@ -129,11 +129,6 @@ fn exit_of(e: &Error) -> Exit {
         Error::NotSent { cause } => exit_of(cause),
         _ => Exit::Refused,
     }
-}
-
-/// The error as a short, stable word for programs.
-pub(crate) fn kind_of(e: &Error) -> &'static str {
-    e.label()
 }
 
 #[cfg(test)]
@@ -171,7 +166,7 @@ mod tests {
             (Error::NotSent { cause: Box::new(timeout.clone()) }, Exit::Timeout, "timeout"),
             (timeout, Exit::Timeout, "timeout"),
         ] {
-            assert_eq!((exit_of(&e), kind_of(&e)), (exit, kind), "{e:?}");
+            assert_eq!((exit_of(&e), e.label()), (exit, kind), "{e:?}");
         }
     }
 }

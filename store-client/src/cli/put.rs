@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::{
     counters::{self, Counter, PathCount},
-    exit::{Failure, Result, kind_of},
+    exit::{Failure, Result},
     global::Global,
     model::{FileTensor, Model},
     output,
@@ -143,7 +143,7 @@ impl Summary {
                 self.bytes += bytes;
             }
             Err(e) => {
-                self.failed.push(Failed { key: key.to_owned(), kind: kind_of(&e), message: e.to_string() })
+                self.failed.push(Failed { key: key.to_owned(), kind: e.label(), message: e.to_string() })
             }
         }
     }

@@ -274,7 +274,7 @@ impl<D: Device> Engine<D> for NodeEngine {
                 let items = item(&grant, Path::Alloc);
                 connection.commit(slice::from_mut(&mut *grant), items, mode, 0, deadline)
             } else if connection.instance() == grant.connection().instance() {
-                // The daemon lives and has given the memory to somebody else.
+                // The daemon lives, and a grant is good on its own connection only.
                 return Err(invalid("the buffer's memory went with its connection; allocate a new one"));
             } else {
                 self.put_copy(&connection, grant.region(), deadline).and_then(|mut copy| {

@@ -158,15 +158,9 @@ impl<'n, D: Device> Session<'n, D> {
             });
         }
         let space = node.store.space(namespace)?;
-        let largest = space.quota().unwrap_or_else(|| node.store.stat().pool);
         let imports = open_device(node, seat, device);
-        let welcome = Reply::Welcome {
-            version: VERSION,
-            pid: std::process::id(),
-            instance: node.instance,
-            imports: imports.is_some(),
-            largest,
-        };
+        let welcome =
+            Reply::Welcome { version: VERSION, instance: node.instance, imports: imports.is_some() };
         let metrics = &node.metrics;
         let session = Session {
             node,

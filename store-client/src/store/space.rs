@@ -130,11 +130,6 @@ impl Space {
         mode == Mode::Put && self.exists(key)
     }
 
-    /// Bytes that it may use at most, and that no other namespace can take from it.
-    pub(crate) fn quota(&self) -> Option<u64> {
-        self.namespace.quota
-    }
-
     /// Whether `key` is there. No side effect.
     pub(super) fn exists(&self, key: &str) -> bool {
         self.index().peek(key).is_some()

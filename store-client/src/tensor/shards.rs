@@ -97,19 +97,16 @@ impl<D: Device> StoreClient<D> {
     }
 
     /// Removes every shard of the tensor `key`; how many were there.
-    ///
-    /// Shard 0 says how many there are. It goes last, so that a call that was cut short can be made again.
     pub fn remove_sharded(&self, key: &str) -> Result<u64> {
-        let world = match self.tensor_spec(&shard_key(key, 0)) {
-            Ok(spec) => spec.shard.map_or(1, |shard| shard.world),
-            Err(Error::NotFound) => return Ok(0),
-            Err(e) => return Err(e),
-        };
-        let mut removed = 0;
-        for rank in (0..world).rev() {
-            removed += u64::from(self.remove(&shard_key(key, rank))?);
-        }
-        Ok(removed)
+        let prefix = format!("{key}@shard");
+        let mut shards = self.list(&prefix)?;
+        // Other keys may begin in the same way.
+        shards.retain(|(found, _)| {
+            let rank = &found[prefix.len()..];
+            !rank.is_empty() && rank.bytes().all(|byte| byte.is_ascii_digit())
+        });
+        let keys: Vec<&str> = shards.iter().map(|(key, _)| key.as_str()).collect();
+        self.batch_remove(&keys).into_iter().try_fold(0, |removed, slot| Ok(removed + u64::from(slot?)))
     }
 
     fn assemble(&self, key: &str, asked: impl FnOnce(&[u64]) -> Result<Option<Shard>>) -> Result<Tensor> {
@@ -125,7 +122,10 @@ impl<D: Device> StoreClient<D> {
         let size = element(spec.dtype)?;
         // All parts are found before memory is asked for: what a stored description claims costs nothing to write.
         let mut parts = Vec::new();
-        for rank in 0..stored.world {
+        let (start, end) = wanted.0[stored.dim as usize];
+        // Not all ranks, of which a hostile description can claim very many.
+        let ranks = if start < end { stored.rank_of(start)..stored.rank_of(end - 1) + 1 } else { 0..0 };
+        for rank in ranks {
             let place = Shard { rank, ..stored };
             let source = Block::of(&full, Some(place));
             let Some(common) = wanted.common(&source) else { continue };

@@ -49,6 +49,16 @@ impl Shard {
         (rank * each + rank.min(more), each + u64::from(rank < more))
     }
 
+    /// The rank that has an element of the dimension.
+    pub(crate) fn rank_of(&self, element: u64) -> u32 {
+        let (each, more) = (self.full / u64::from(self.world), self.full % u64::from(self.world));
+        let longer = more * (each + 1);
+        // Where `each` is 0 every element is of a longer part.
+        let rank =
+            if element < longer { element / (each + 1) } else { more + (element - longer) / each.max(1) };
+        rank as u32
+    }
+
     pub(crate) fn check(&self, ndim: usize) -> Result<()> {
         if self.dim as usize >= ndim || self.rank >= self.world {
             let reason = format!(
@@ -222,6 +232,8 @@ mod tests {
                 let (start, len) = Shard { dim: 0, rank, world, full }.range();
                 assert_eq!(start, next);
                 next += len;
+                let shard = Shard { dim: 0, rank, world, full };
+                assert!((start..next).all(|element| shard.rank_of(element) == rank));
             }
             assert_eq!(next, full);
         }

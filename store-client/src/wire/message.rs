@@ -206,13 +206,10 @@ pub(crate) enum Reply<'a> {
     /// To `Hello`.
     Welcome {
         version: u32,
-        pid: u32,
         /// Differs from daemon to daemon: tells a restart from a broken connection.
         instance: u64,
         /// Whether the node opens memory of the client's device.
         imports: bool,
-        /// The largest value in bytes.
-        largest: u64,
     },
     /// To `Arena`: its virtual length; the read-only descriptor is beside.
     Arena { len: u64 },

@@ -8,8 +8,6 @@
 mod message;
 mod socket;
 
-// The name that `engine::node::cut` still uses.
-pub(crate) use message::MESSAGE_DESCRIPTORS_MAX as DESCRIPTORS_MAX;
 pub(crate) use message::*;
 pub use message::{Fallback, Path};
 pub(crate) use socket::Socket;

@@ -7,7 +7,7 @@ use hal::{Device, IpcHandle, Token};
 use crate::{
     arrow::{Handle, Ready, Route},
     store::META_MAX,
-    wire::{DESCRIPTORS_MAX, IpcItem, MESSAGE_MAX, SLOTS_MAX},
+    wire::{IpcItem, MESSAGE_DESCRIPTORS_MAX, MESSAGE_MAX, SLOTS_MAX},
 };
 
 /// The most items whose answers say no more than a verdict.
@@ -54,7 +54,7 @@ pub(super) fn first<T: Copy>(items: &[T], most: usize, mut cost: impl FnMut(T) -
     let mut sum = Cost { bytes: FRAME, descriptors: 0 };
     let fit = items.iter().take(most).take_while(|item| {
         sum = sum.plus(cost(**item));
-        sum.bytes <= MESSAGE_MAX && sum.descriptors <= DESCRIPTORS_MAX
+        sum.bytes <= MESSAGE_MAX && sum.descriptors <= MESSAGE_DESCRIPTORS_MAX
     });
     fit.count().max(1).min(items.len())
 }

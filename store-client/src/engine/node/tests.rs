@@ -83,7 +83,7 @@ impl Peer {
 
     fn greet(&mut self, instance: u64, imports: bool) {
         let id = self.expect(|request| assert!(matches!(request, Request::Hello { version: VERSION, .. })));
-        self.answer(id, Reply::Welcome { version: VERSION, pid: 1, instance, imports, largest: ARENA });
+        self.answer(id, Reply::Welcome { version: VERSION, instance, imports });
     }
 
     /// Grants the first time, with arena 1 beside.
