@@ -561,7 +561,15 @@ impl Actor {
         let mut command = Command::new(binary);
         command.arg(socket).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         tweak(&mut command);
-        let mut process = Process::spawn(&mut command)?;
+        let mut process = loop {
+            match Process::spawn(&mut command) {
+                // A copy that was just written: a child that another thread forked meanwhile has it open for a moment.
+                Err(e) if e.kind() == io::ErrorKind::ExecutableFileBusy => {
+                    thread::sleep(Duration::from_millis(5))
+                }
+                spawned => break spawned?,
+            }
+        };
         let orders = process.child.stdin.take().expect("stdin is piped");
         let answers = BufReader::new(process.child.stdout.take().expect("stdout is piped"));
         Ok(Actor { process, orders, answers })

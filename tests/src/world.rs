@@ -104,7 +104,7 @@ impl World {
 
 /// Each of these functions is a test twice: over a store in this process, and over a daemon.
 ///
-/// ```ignore
+/// ```text
 /// on_both_engines! {
 ///     what_it_shows: Setup::mib(64),
 /// }

@@ -8,10 +8,10 @@ use std::{
 };
 
 use backend_cpu::strict::{
-    CaptureMode, DefaultDevice, Dialect, MachineOwner, NULL_STREAM, Op, PER_THREAD_STREAM, StrictDevice,
-    StrictStream,
+    CaptureMode, DefaultDevice, Dialect, Machine, MachineOwner, NULL_STREAM, Op, PER_THREAD_STREAM,
+    StrictDevice, StrictStream,
 };
-use hal::{Buffer, DeviceExt, Kind, LogicalId};
+use hal::{Buffer, Device, DeviceExt, Kind, LogicalId};
 use haulier::{Error, Options, Payload, Put, StoreClient, Target};
 use haulier_tests::{
     conformance::pattern,
@@ -466,6 +466,12 @@ fn named_streams_are_waited_for_and_no_other_one() {
     rig.here().release(never.raw()).unwrap();
 }
 
+/// Runs an application's calls on the calling thread, with the device current meanwhile.
+fn bound_here<R>(device: &StrictDevice, work: impl FnOnce(&Machine) -> R) -> R {
+    let _bound = device.bind_current().unwrap();
+    work(device.machine())
+}
+
 /// P20.
 #[test]
 fn a_put_under_capture_is_refused_before_any_call_that_would_spoil_it() {
@@ -475,7 +481,8 @@ fn a_put_under_capture_is_refused_before_any_call_that_would_spoil_it() {
     let (mut buffer, stream) = (filled(device, &vec![0x11; LEN]), rig::stream(device));
     client.put("there", &buffer).unwrap();
     for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
-        on_a_bound_thread(device, |device| device.machine().begin_capture(stream.raw(), mode)).unwrap();
+        // Only the thread that began a capture may end it, unless it is a relaxed one.
+        bound_here(device, |machine| machine.begin_capture(stream.raw(), mode)).unwrap();
         rig.here().log().clear();
         device.with_stream(stream, || {
             let put = client.put("k", &buffer);
@@ -494,7 +501,7 @@ fn a_put_under_capture_is_refused_before_any_call_that_would_spoil_it() {
         for op in [Op::SyncStream, Op::QueryStream, Op::SyncDevice, Op::Register, Op::Allocate, Op::Copy] {
             assert_eq!(log.count(op), 0, "{op:?} was called under capture");
         }
-        let ended = on_a_bound_thread(device, |device| device.machine().end_capture(stream.raw()));
+        let ended = bound_here(device, |machine| machine.end_capture(stream.raw()));
         ended.expect("the capture is still valid");
     }
     assert!(!client.exists("k").unwrap());
@@ -508,14 +515,17 @@ fn a_put_beside_a_capture_spoils_nothing() {
         let client = rig.client(0);
         let device = client.device();
         let (mut buffer, captured) = (filled(device, &vec![0x11; LEN]), rig::stream(device));
-        on_a_bound_thread(device, |device| {
-            device.machine().begin_capture(captured.raw(), CaptureMode::Global)
-        })
-        .unwrap();
-        client.put("k", &buffer).unwrap();
-        client.get_into("k", &mut buffer).unwrap();
-        drop(client.register_buffer(&buffer).unwrap());
-        let ended = on_a_bound_thread(device, |device| device.machine().end_capture(captured.raw()));
+        let begun = bound_here(device, |machine| machine.begin_capture(captured.raw(), CaptureMode::Global));
+        begun.unwrap();
+        thread::scope(|scope| {
+            let beside = scope.spawn(|| {
+                client.put("k", &buffer).unwrap();
+                client.get_into("k", &mut buffer).unwrap();
+                drop(client.register_buffer(&buffer).unwrap());
+            });
+            beside.join().unwrap();
+        });
+        let ended = bound_here(device, |machine| machine.end_capture(captured.raw()));
         ended.expect("the capture is still valid");
     }
 }

@@ -392,6 +392,22 @@ fn a_file_that_does_not_fit_is_told_tensor_by_tensor() {
     assert!(ran.error()["message"].as_str().unwrap().contains("not stored"));
 }
 
+/// Half a model is no success, although each tensor was stored for a while.
+#[test]
+fn a_file_that_evicts_its_own_tensors_is_told_so() {
+    let daemon = Serve::pool("1MiB").start();
+    let bench = Bench::of(&daemon);
+    let tensor = |fill: u8| ("U8".to_owned(), vec![300_000], vec![fill; 300_000]);
+    let model: Tensors = (0..6).map(|i| (format!("t{i}"), tensor(i))).collect();
+    write_model(&bench.path("m.safetensors"), &model);
+    let ran = bench.run(["--json", "put", "m.safetensors"]);
+    ran.expect(REFUSED);
+    let summary: Value = serde_json::from_str(&ran.stdout).unwrap();
+    let failed = summary["failed"].as_array().unwrap();
+    let there = bench.json(["ls"], OK).as_array().unwrap().len();
+    assert_eq!((failed.len() + there, failed[0]["kind"].as_str()), (6, Some("evicted")), "{summary}");
+}
+
 #[test]
 fn ls_rm_and_stat_speak_json_and_tables() {
     let daemon = Serve::pool("16MiB").start();

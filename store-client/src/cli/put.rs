@@ -80,6 +80,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
     // What was stored is told in any case, also if the node goes away before it can say which way.
     let before = counters::of(&client).ok();
     let mut summary = store(&client, &items, args.upsert);
+    summary.miss(&client, &items);
     summary.paths = before.zip(counters::of(&client).ok()).map(|(before, after)| paths(&before, &after));
     global.output().show(&summary, || text(&summary))?;
     verdict(&summary)
@@ -131,6 +132,21 @@ fn paths(before: &[Counter], after: &[Counter]) -> Vec<PathCount> {
 }
 
 impl Summary {
+    /// Counts as failed what was stored and had to make room for the rest: half a model is no success.
+    fn miss(&mut self, client: &StoreClient<AnyDevice>, items: &[Item<'_>]) {
+        let keys: Vec<&str> = items.iter().map(|item| item.key.as_str()).collect();
+        for (item, there) in items.iter().zip(client.batch_exists(&keys)) {
+            let told = self.failed.iter().any(|failed| failed.key == item.key);
+            if matches!(there, Ok(false)) && !told {
+                self.failed.push(Failed {
+                    key: item.key.clone(),
+                    kind: "evicted",
+                    message: "stored, and evicted since: the pool or quota is too small for all".into(),
+                });
+            }
+        }
+    }
+
     fn count(&mut self, key: &str, bytes: u64, verdict: haulier::Result<Put>) {
         match verdict {
             Ok(Put::AlreadyExists) => self.already_there += 1,
