@@ -5,7 +5,7 @@
 //! ([`alone`]), and conformance trials take turns ([`CudaFixture`]).
 
 use std::{
-    env, mem,
+    env, io,
     path::{Path, PathBuf},
     process::{self, Command},
     sync::OnceLock,
@@ -14,13 +14,12 @@ use std::{
 };
 
 use backend_cuda::{CudaDevice, CudaStream};
-use hal::{Buffer, Device, DeviceExt, DeviceUuid, LogicalId, NotExportable, Region};
+use hal::{Buffer, Device, DeviceExt, DeviceUuid, NotExportable, Region};
 use haulier::{
     Options, StoreClient,
     node::{Node, NodeConfig},
 };
 use haulier_sim_cuda::{Call, Control};
-use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
@@ -30,14 +29,18 @@ use crate::{
     rig::{self, counter},
 };
 
+mod driver;
+
+pub use self::driver::{
+    DriverFixture, device, event, expandable, library, on, queue_fill, stream, unshareable, wait_for,
+};
+
 /// Where the backend looks for the driver.
 const LIBRARY: &str = "HAULIER_LIBCUDA";
 /// Names the test that a process is there for.
 const ALONE: &str = "HAULIER_TEST_ALONE";
 /// How long a test may take before it is taken for hung.
 const LIFE: Duration = Duration::from_secs(300);
-/// Bytes of a device of the simulated machine, unless a test says otherwise.
-const MEMORY: usize = 4 << 30;
 
 /// Installs the simulated driver for this process and those that it starts. To be called first of all in a `main`; the
 /// folder must be kept. `None` in a peer, which has its parent's.
@@ -48,11 +51,19 @@ pub fn install() -> Option<TempDir> {
     if peer::role().is_some() {
         return None;
     }
-    let folder = tempfile::tempdir().expect("a private directory");
-    let library = haulier_sim_cuda::install(folder.path(), &[]).expect("the simulated driver is built");
+    Some(install_simulator().expect("the simulated driver is built"))
+}
+
+/// As [`install`], whatever the process is.
+///
+/// # Errors
+/// Where the driver is not built or there is no room for it.
+pub fn install_simulator() -> io::Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    let library = haulier_sim_cuda::install(folder.path(), &[])?;
     // SAFETY: the process has one thread yet.
     unsafe { env::set_var(LIBRARY, library) };
-    Some(folder)
+    Ok(folder)
 }
 
 /// Runs the calling test's `body` in a process of its own with the simulated driver and this environment.
@@ -94,51 +105,6 @@ pub fn sim() -> &'static Control {
     })
 }
 
-/// Calls a function of the driver as an application would, and gives its status.
-#[macro_export]
-macro_rules! cu {
-    ($name:ident($($value:expr => $ty:ty),* $(,)?)) => {{
-        // SAFETY: this is the function's signature.
-        let function = unsafe {
-            $crate::cuda::sim().library().get::<unsafe extern "C" fn($($ty),*) -> i32>(stringify!($name))
-        };
-        let function = function.expect("the driver has it");
-        #[allow(clippy::macro_metavars_in_unsafe, reason = "the arguments are expressions of tests")]
-        // SAFETY: pointers are to locals of the caller, handles are the driver's.
-        let status = unsafe { function($($value),*) };
-        status
-    }};
-}
-
-/// The device with this id.
-///
-/// # Panics
-/// Where the simulated machine does not have it.
-pub fn device(logical: u32) -> CudaDevice {
-    CudaDevice::open(LogicalId(logical)).expect("the simulated machine has it")
-}
-
-/// Runs an application's calls with the device current.
-///
-/// # Panics
-/// Where the driver refuses.
-pub fn on<R>(device: &CudaDevice, work: impl FnOnce() -> R) -> R {
-    let _bound = device.bind_current().expect("the driver is up");
-    work()
-}
-
-/// A new stream that does not wait for the default stream.
-///
-/// # Panics
-/// Where the driver refuses.
-pub fn stream(device: &CudaDevice) -> CudaStream {
-    const NON_BLOCKING: u32 = 1;
-    let mut raw = 0;
-    on(device, || assert_eq!(cu!(cuStreamCreate(&mut raw => *mut usize, NON_BLOCKING => u32)), 0));
-    // SAFETY: no test destroys a stream.
-    unsafe { CudaStream::from_raw(raw) }
-}
-
 /// Lets nothing that is queued on the stream from now on run.
 ///
 /// # Panics
@@ -153,38 +119,6 @@ pub fn hold(device: &CudaDevice, stream: CudaStream) {
 /// Where there is no such stream.
 pub fn release(device: &CudaDevice, stream: CudaStream) {
     on(device, || sim().release(stream.raw() as u64)).expect("the stream is there");
-}
-
-/// Queues setting all of `region` to `byte`.
-///
-/// # Panics
-/// Where the driver refuses.
-pub fn queue_fill(device: &CudaDevice, stream: CudaStream, region: Region, byte: u8) {
-    let queued = on(device, || sim().fill(stream.raw() as u64, region.addr as u64, region.len, byte));
-    queued.expect("it is queued");
-}
-
-/// An event at the end of what is queued on the stream.
-///
-/// # Panics
-/// Where the driver refuses.
-pub fn event(device: &CudaDevice, stream: CudaStream) -> u64 {
-    const NO_TIMING: u32 = 2;
-    let mut event = 0;
-    on(device, || {
-        assert_eq!(cu!(cuEventCreate(&mut event => *mut u64, NO_TIMING => u32)), 0);
-        assert_eq!(cu!(cuEventRecord(event => u64, stream.raw() => usize)), 0);
-    });
-    event
-}
-
-/// Lets what is queued on the stream from now on wait for the event.
-///
-/// # Panics
-/// Where the driver refuses.
-pub fn wait_for(device: &CudaDevice, stream: CudaStream, event: u64) {
-    let status = on(device, || cu!(cuStreamWaitEvent(stream.raw() => usize, event => u64, 0 => u32)));
-    assert_eq!(status, 0);
 }
 
 /// Whether an event is not complete.
@@ -466,15 +400,10 @@ pub fn client_process(
     (peer, uuid)
 }
 
-/// A device of the CUDA backend on the simulated driver, for the conformance suite.
+/// A device of the CUDA backend on the simulated driver, for the conformance suite: [`DriverFixture`], and what only a
+/// simulator can do.
 pub struct CudaFixture {
-    device: CudaDevice,
-    other: CudaDevice,
-    failed_drops: u64,
-    /// What `unshareable` made: a pool's memory, and managed memory.
-    kept: Mutex<Vec<u64>>,
-    /// Log and faults are the process's, so the trials take turns.
-    _turn: MutexGuard<'static, ()>,
+    driver: DriverFixture,
 }
 
 impl CudaFixture {
@@ -483,32 +412,17 @@ impl CudaFixture {
     /// # Panics
     /// Where [`install`] was not called.
     pub fn new(logical: u32) -> Self {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock();
+        let driver = DriverFixture::new(logical);
         sim().clear_log().expect("the log can be cleared");
-        let (device, other) = (device(logical), device(1 - logical));
-        let failed_drops = device.failed_drops();
-        CudaFixture { device, other, failed_drops, kept: Mutex::default(), _turn: turn }
-    }
-
-    fn raw(stream: CudaStream) -> u64 {
-        stream.raw() as u64
+        CudaFixture { driver }
     }
 }
 
 impl Drop for CudaFixture {
     fn drop(&mut self) {
         let cleared = sim().release_all().and(sim().clear_faults());
-        for pointer in mem::take(&mut *self.kept.lock()) {
-            on(&self.device, || cu!(cuMemFree_v2(pointer => u64)));
-        }
         if !thread::panicking() {
             cleared.expect("the simulator obeys");
-            assert_eq!(
-                self.device.failed_drops(),
-                self.failed_drops,
-                "a guard could not give back what it held"
-            );
             assert_eq!(sim().count("cuCtxSynchronize"), 0, "a whole device was waited for");
         }
     }
@@ -516,7 +430,7 @@ impl Drop for CudaFixture {
 
 impl Fixture<CudaDevice> for CudaFixture {
     fn device(&self) -> &CudaDevice {
-        &self.device
+        self.driver.device()
     }
 
     fn lacks(&self) -> &'static [(Need, &'static str)] {
@@ -529,23 +443,23 @@ impl Fixture<CudaDevice> for CudaFixture {
     }
 
     fn too_much(&self) -> usize {
-        2 * MEMORY
+        self.driver.too_much()
     }
 
     fn stream(&self) -> CudaStream {
-        stream(&self.device)
+        self.driver.stream()
     }
 
     fn hold(&self, stream: CudaStream) {
-        hold(&self.device, stream);
+        hold(self.device(), stream);
     }
 
     fn release(&self, stream: CudaStream) {
-        release(&self.device, stream);
+        release(self.device(), stream);
     }
 
     fn queue_fill(&self, stream: CudaStream, region: Region, byte: u8) {
-        queue_fill(&self.device, stream, region, byte);
+        self.driver.queue_fill(stream, region, byte);
     }
 
     fn queue_failure(&self, _stream: CudaStream) {
@@ -554,17 +468,15 @@ impl Fixture<CudaDevice> for CudaFixture {
     }
 
     fn registered(&self) -> usize {
-        self.device.registrations()
+        self.driver.registered()
     }
 
     fn second(&self) -> CudaDevice {
-        self.other.clone()
+        self.driver.second()
     }
 
     fn current(&self) -> Option<DeviceUuid> {
-        let mut ordinal = 0u32;
-        let status = cu!(cuCtxGetDevice(&mut ordinal => *mut u32));
-        (status == 0).then(|| device(ordinal).identity().uuid)
+        self.driver.current()
     }
 
     fn switches(&self) -> u64 {
@@ -585,86 +497,18 @@ impl Fixture<CudaDevice> for CudaFixture {
     }
 
     fn per_thread_stream(&self) -> CudaStream {
-        CudaStream::per_thread()
+        self.driver.per_thread_stream()
     }
 
     fn begin_capture(&self, stream: CudaStream) {
-        const GLOBAL: u32 = 0;
-        let status =
-            on(&self.device, || cu!(cuStreamBeginCapture_v2(Self::raw(stream) => u64, GLOBAL => u32)));
-        assert_eq!(status, 0);
+        self.driver.begin_capture(stream);
     }
 
     fn end_capture(&self, stream: CudaStream) -> bool {
-        let mut graph = 0;
-        on(&self.device, || cu!(cuStreamEndCapture(Self::raw(stream) => u64, &mut graph => *mut u64))) == 0
+        self.driver.end_capture(stream)
     }
 
     fn unshareable(&self) -> Vec<(Region, NotExportable)> {
-        let (pool, managed) = on(&self.device, unshareable);
-        self.kept.lock().extend([pool, managed]);
-        let region = |pointer: u64| self.device.region(pointer as usize, 4096);
-        vec![(region(pool), NotExportable::Pool), (region(managed), NotExportable::Managed)]
+        self.driver.unshareable()
     }
-}
-
-/// 4 KiB of a pool and 4 KiB of managed memory, of the current device.
-///
-/// # Panics
-/// Where the driver refuses.
-pub fn unshareable() -> (u64, u64) {
-    const GLOBAL: u32 = 1;
-    let (mut pool, mut managed) = (0u64, 0u64);
-    assert_eq!(cu!(cuMemAllocAsync(&mut pool => *mut u64, 4096 => usize, 0 => usize)), 0);
-    assert_eq!(cu!(cuMemAllocManaged(&mut managed => *mut u64, 4096 => usize, GLOBAL => u32)), 0);
-    (pool, managed)
-}
-
-/// Virtual memory of chunks of these lengths, made to be shared, as PyTorch's expandable segments are. It lives as long
-/// as the process.
-///
-/// # Panics
-/// Where the driver refuses.
-pub fn expandable(device: &CudaDevice, chunks: &[usize]) -> Region {
-    /// `CUmemAllocationProp`.
-    #[repr(C)]
-    struct Properties {
-        kind: u32,
-        handle_types: u32,
-        location: [u32; 2],
-        win32: usize,
-        flags: [u8; 8],
-    }
-    const PINNED: u32 = 1;
-    const POSIX_FD: u32 = 1;
-    const ON_DEVICE: u32 = 1;
-    const READ_WRITE: u32 = 3;
-    let ordinal = device.identity().logical.0;
-    let len = chunks.iter().sum::<usize>();
-    let mut addr = 0u64;
-    on(device, || {
-        let reserved =
-            cu!(cuMemAddressReserve(&mut addr => *mut u64, 2 * len => usize, 0 => usize, 0 => u64, 0 => u64));
-        assert_eq!(reserved, 0);
-        let mut at = addr;
-        for &chunk in chunks {
-            let location = [ON_DEVICE, ordinal];
-            let properties =
-                Properties { kind: PINNED, handle_types: POSIX_FD, location, win32: 0, flags: [0; 8] };
-            let mut handle = 0u64;
-            let created = cu!(cuMemCreate(
-                &mut handle => *mut u64, chunk => usize, &properties => *const Properties, 0 => u64
-            ));
-            assert_eq!(created, 0);
-            assert_eq!(cu!(cuMemMap(at => u64, chunk => usize, 0 => usize, handle => u64, 0 => u64)), 0);
-            // The mapping keeps the memory.
-            assert_eq!(cu!(cuMemRelease(handle => u64)), 0);
-            let access = [ON_DEVICE, ordinal, READ_WRITE];
-            let allowed =
-                cu!(cuMemSetAccess(at => u64, chunk => usize, access.as_ptr() => *const u32, 1 => usize));
-            assert_eq!(allowed, 0);
-            at += chunk as u64;
-        }
-    });
-    device.region(addr as usize, len)
 }

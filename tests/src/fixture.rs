@@ -18,6 +18,8 @@ pub enum Need {
     Switches,
     /// The driver can be made to refuse a call.
     Faults,
+    /// Work can be queued that fails when it runs, and only its stream is the worse for it.
+    QueuedFailure,
     /// A stream handle that means another stream on each thread.
     PerThreadStream,
     /// Streams can be captured.
@@ -78,7 +80,10 @@ pub trait Fixture<D: Device>: Sync {
     fn queue_fill(&self, stream: D::Stream, region: Region, byte: u8);
 
     /// Queues work that fails when it runs.
-    fn queue_failure(&self, stream: D::Stream);
+    fn queue_failure(&self, stream: D::Stream) {
+        let _ = stream;
+        forgotten(Need::QueuedFailure)
+    }
 
     /// How many regions are registered, counted in the driver's registrations where there is a driver.
     fn registered(&self) -> usize;

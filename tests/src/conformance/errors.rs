@@ -7,6 +7,7 @@ use crate::fixture::{Fixture, Refuse};
 
 cases! {
     each_error_is_a_full_sentence_that_names_its_operation,
+    a_failure_of_queued_work_is_a_full_sentence [QueuedFailure],
     a_number_that_nobody_knows_is_kept [Faults],
 }
 
@@ -39,6 +40,10 @@ fn each_error_is_a_full_sentence_that_names_its_operation<D: Device>(f: &dyn Fix
     is_a_sentence(f, &bound.sync_stream(stream, Deadline::passed()).unwrap_err(), "sync_stream");
     f.release(stream);
     bound.sync_stream(stream, patient()).unwrap();
+}
+
+fn a_failure_of_queued_work_is_a_full_sentence<D: Device>(f: &dyn Fixture<D>) {
+    let (bound, stream) = (f.device().bind_current().unwrap(), f.stream());
     f.queue_failure(stream);
     is_a_sentence(f, &bound.sync_stream(stream, patient()).unwrap_err(), "sync_stream");
 }

@@ -216,15 +216,36 @@ impl Suite {
         self
     }
 
+    /// Adds trials that are no cases of the suite.
+    #[must_use]
+    pub fn also(mut self, trials: Vec<Trial>) -> Self {
+        self.trials.extend(trials);
+        self
+    }
+
     /// Runs what the command line asks for. The whole of a test's `main`.
     pub fn run(self) -> ExitCode {
-        if let Some((role, link)) = peer::role() {
-            let (label, role) = role.split_once(' ').expect("a role is `backend/device role`");
-            self.peers[label](role, &link);
-            return ExitCode::SUCCESS;
+        match peer::role() {
+            Some((role, link)) => {
+                self.serve(&role, &link);
+                ExitCode::SUCCESS
+            }
+            None => self.run_with(&Arguments::from_args()),
         }
-        let args = Arguments::from_args();
-        let conclusion = libtest_mimic::run(&args, self.trials);
+    }
+
+    /// What a peer process does that was started for a trial.
+    ///
+    /// # Panics
+    /// Where no trial asks for this.
+    pub fn serve(self, role: &str, link: &Link) {
+        let (label, role) = role.split_once(' ').expect("a role is `backend/device role`");
+        self.peers[label](role, link);
+    }
+
+    /// Runs the trials, and prints what became of them.
+    pub fn run_with(self, args: &Arguments) -> ExitCode {
+        let conclusion = libtest_mimic::run(args, self.trials);
         if args.list {
             return ExitCode::SUCCESS;
         }
@@ -282,7 +303,7 @@ fn judge(
     }
 }
 
-fn watched(trial: &str, work: impl FnOnce()) -> Caught {
+pub(crate) fn watched(trial: &str, work: impl FnOnce()) -> Caught {
     let (done, watch) = mpsc::channel::<()>();
     let name = trial.to_owned();
     let watchdog = thread::spawn(move || {

@@ -79,7 +79,7 @@ over_each_engine! {
     a_put_stores_what_queued_work_writes,
     a_get_into_waits_for_queued_work_on_its_target,
     work_queued_after_a_get_into_finds_the_bytes,
-    a_failed_synchronisation_sends_nothing,
+    a_failed_synchronisation_sends_nothing [QueuedFailure],
     a_put_that_waits_past_its_deadline_stores_nothing,
     memory_of_another_device_sends_nothing [SecondDevice],
     a_capturing_stream_sends_nothing [Capture],

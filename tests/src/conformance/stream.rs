@@ -16,7 +16,7 @@ cases! {
     sync_with_a_passed_deadline_never_blocks,
     sync_of_held_work_times_out,
     sync_waits_for_no_other_stream,
-    an_earlier_failure_surfaces_at_sync,
+    an_earlier_failure_surfaces_at_sync [QueuedFailure],
     sync_works_on_any_bound_thread,
     a_stream_under_capture_is_refused_and_stays_valid [Capture],
     registering_under_capture_is_refused_and_the_capture_stays_valid [Capture],
