@@ -5,8 +5,8 @@
 use std::os::fd::OwnedFd;
 
 use hal::{
-    Bound, Caps, Deadline, Device, Error, Export, Identity, IpcHandle, Kind, Located, Memory, Presence,
-    Region, Result,
+    Bound, Caps, Deadline, Device, DeviceExt, Error, Export, Identity, IpcHandle, Kind, Located, Memory,
+    Presence, Region, Result,
 };
 
 /// Declares the enum over the devices, and its dispatch: each arm is the same call on the device inside.
@@ -54,14 +54,19 @@ macro_rules! any_device {
             }
         }
 
-        /// Runs `$call` with the proof of the device inside `$outer`.
+        /// Runs `$call` with the proof of the device inside `$outer`, for which the stream is named that is named for the
+        /// outer one: a backend looks at the current stream before it spoils a capture.
         macro_rules! inside {
             ($outer:expr, $inner:ident => $call:expr, $wrap:ident) => {
                 match *$outer.device() {
                     $($(#[$gate])* AnyDevice::$name(ref device) => {
                         // SAFETY: the outer proof says that this very device is current on this thread.
                         let $inner = unsafe { Bound::new(device, None) };
-                        $call.map($wrap::$name)
+                        match hal::named_stream($outer.device()) {
+                            Some(AnyStream::$name(stream)) => device.with_stream(stream, || $call),
+                            _ => $call,
+                        }
+                        .map($wrap::$name)
                     })*
                 }
             };
@@ -70,7 +75,10 @@ macro_rules! any_device {
                     $($(#[$gate])* AnyDevice::$name(ref device) => {
                         // SAFETY: as above.
                         let $inner = unsafe { Bound::new(device, None) };
-                        $call
+                        match hal::named_stream($outer.device()) {
+                            Some(AnyStream::$name(stream)) => device.with_stream(stream, || $call),
+                            _ => $call,
+                        }
                     })*
                 }
             };

@@ -22,6 +22,8 @@ use hal::{Caps, Device, DeviceUuid, LogicalId, Memory, NotExportable, Region};
 use haulier::{AnyDevice, devices::AnyStream};
 use parking_lot::{Mutex, MutexGuard};
 
+#[cfg(feature = "cuda")]
+use crate::cuda::CudaFixture;
 use crate::fixture::{Fixture, Need, Refuse};
 
 /// The host in production.
@@ -130,62 +132,127 @@ impl Fixture<CpuDevice> for CpuFixture {
     }
 }
 
-/// The host again, through [`AnyDevice`], which must add nothing and lose nothing.
-pub struct AnyFixture {
-    host: CpuFixture,
+/// A backend again, through [`AnyDevice`], which must add nothing and lose nothing.
+pub struct AnyFixture<D: Device, F> {
+    inner: F,
     device: AnyDevice,
+    wrap: fn(D) -> AnyDevice,
+    name: fn(D::Stream) -> AnyStream,
+    named: fn(AnyStream) -> D::Stream,
 }
 
-impl AnyFixture {
-    /// As [`CpuFixture::new`].
-    pub fn new(device: u32) -> Self {
-        let host = CpuFixture::new(device);
-        AnyFixture { device: AnyDevice::Cpu(host.device.clone()), host }
-    }
-}
-
-fn of_the_host(stream: AnyStream) -> CpuStream {
-    match stream {
+/// The host through [`AnyDevice`]. As [`CpuFixture::new`].
+pub fn any_cpu(device: u32) -> AnyFixture<CpuDevice, CpuFixture> {
+    AnyFixture::new(CpuFixture::new(device), AnyDevice::Cpu, AnyStream::Cpu, |stream| match stream {
         AnyStream::Cpu(stream) => stream,
+        #[allow(unreachable_patterns, reason = "there may be no other backend")]
         other => panic!("{other:?} is not the host's"),
+    })
+}
+
+/// The CUDA backend on the simulated driver through [`AnyDevice`]. As [`CudaFixture::new`].
+#[cfg(feature = "cuda")]
+pub fn any_cuda(device: u32) -> AnyFixture<backend_cuda::CudaDevice, CudaFixture> {
+    AnyFixture::new(CudaFixture::new(device), AnyDevice::Cuda, AnyStream::Cuda, |stream| match stream {
+        AnyStream::Cuda(stream) => stream,
+        other => panic!("{other:?} is not CUDA's"),
+    })
+}
+
+impl<D: Device, F: Fixture<D>> AnyFixture<D, F> {
+    fn new(
+        inner: F,
+        wrap: fn(D) -> AnyDevice,
+        name: fn(D::Stream) -> AnyStream,
+        named: fn(AnyStream) -> D::Stream,
+    ) -> Self {
+        AnyFixture { device: wrap(inner.device().clone()), inner, wrap, name, named }
     }
 }
 
-impl Fixture<AnyDevice> for AnyFixture {
+impl<D: Device, F: Fixture<D>> Fixture<AnyDevice> for AnyFixture<D, F> {
     fn device(&self) -> &AnyDevice {
         &self.device
     }
 
     fn lacks(&self) -> &'static [(Need, &'static str)] {
-        self.host.lacks()
+        self.inner.lacks()
+    }
+
+    fn enter(&self) {
+        self.inner.enter();
     }
 
     fn too_much(&self) -> usize {
-        self.host.too_much()
+        self.inner.too_much()
     }
 
     fn stream(&self) -> AnyStream {
-        AnyStream::Cpu(self.host.stream())
+        (self.name)(self.inner.stream())
     }
 
     fn hold(&self, stream: AnyStream) {
-        self.host.hold(of_the_host(stream));
+        self.inner.hold((self.named)(stream));
     }
 
     fn release(&self, stream: AnyStream) {
-        self.host.release(of_the_host(stream));
+        self.inner.release((self.named)(stream));
     }
 
     fn queue_fill(&self, stream: AnyStream, region: Region, byte: u8) {
-        self.host.queue_fill(of_the_host(stream), region, byte);
+        self.inner.queue_fill((self.named)(stream), region, byte);
     }
 
     fn queue_failure(&self, stream: AnyStream) {
-        self.host.queue_failure(of_the_host(stream));
+        self.inner.queue_failure((self.named)(stream));
     }
 
     fn registered(&self) -> usize {
-        self.host.registered()
+        self.inner.registered()
+    }
+
+    fn second(&self) -> AnyDevice {
+        (self.wrap)(self.inner.second())
+    }
+
+    fn current(&self) -> Option<DeviceUuid> {
+        self.inner.current()
+    }
+
+    fn switches(&self) -> u64 {
+        self.inner.switches()
+    }
+
+    fn refuse(&self, call: Refuse, nth: u64, code: i64) {
+        self.inner.refuse(call, nth, code);
+    }
+
+    fn per_thread_stream(&self) -> AnyStream {
+        (self.name)(self.inner.per_thread_stream())
+    }
+
+    fn begin_capture(&self, stream: AnyStream) {
+        self.inner.begin_capture((self.named)(stream));
+    }
+
+    fn end_capture(&self, stream: AnyStream) -> bool {
+        self.inner.end_capture((self.named)(stream))
+    }
+
+    fn unshareable(&self) -> Vec<(Region, NotExportable)> {
+        self.inner.unshareable()
+    }
+
+    fn register_limit(&self) -> usize {
+        self.inner.register_limit()
+    }
+
+    fn register_alignment(&self) -> usize {
+        self.inner.register_alignment()
+    }
+
+    fn without_caps(&self) -> AnyDevice {
+        (self.wrap)(self.inner.without_caps())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use haulier_tests::{
-    backends::{AnyFixture, CpuFixture, StrictFixture},
+    backends::{self, CpuFixture, StrictFixture},
     conformance::{ExpectedFailure, Suite},
     cuda::{self, CudaFixture},
 };
@@ -16,11 +16,15 @@ fn main() -> ExitCode {
     let _driver = cuda::install();
     let mut suite = Suite::new(EXPECTED_FAILURES)
         .backend("cpu", 1, CpuFixture::new)
-        .backend("any", 1, AnyFixture::new)
+        .backend("any-cpu", 1, backends::any_cpu)
         .backend("strict", 2, StrictFixture::cuda)
         .backend("strict-ascend", 2, StrictFixture::ascend)
         .backend("cuda-sim", 2, CudaFixture::new)
         .absent("cuda", "no GPU takes part here: cuda-sim is the CUDA backend on a simulated libcuda.so.1");
+    #[cfg(feature = "cuda")]
+    {
+        suite = suite.backend("any-cuda-sim", 2, backends::any_cuda);
+    }
     let backends = haulier::devices::backends().into_iter();
     for backend in backends.filter(|backend| backend.devices.is_empty() && backend.name != "cuda") {
         suite = match backend.presence {
