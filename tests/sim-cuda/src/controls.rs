@@ -14,8 +14,9 @@ use crate::{
 /// What is wrong is worth a line: a test that steers into nothing would pass for the wrong reason.
 fn told(answer: Answer<i64>) -> i64 {
     answer.unwrap_or_else(|refused| {
-        eprintln!("haulier-sim-cuda: {} [{}]", refused.why, refused.code);
-        -i64::from(refused.code)
+        let code = refused.code.unwrap_or(status::INVALID_VALUE);
+        eprintln!("haulier-sim-cuda: {} [{code}]", refused.why);
+        -i64::from(code)
     })
 }
 

@@ -38,7 +38,7 @@ pub(crate) fn enter(function: &'static str, about: About, body: impl FnOnce(&'st
         let answer = decide(sim, function, number, body);
         let (code, why) = match answer {
             Ok(()) => (status::SUCCESS, None),
-            Err(refused) => (refused.code, Some(refused.why)),
+            Err(refused) => (refused.code.unwrap_or(status::INVALID_VALUE), Some(refused.why)),
         };
         sim.log.end(number, code, why);
         code

@@ -38,18 +38,15 @@
 
 mod abi;
 mod context;
-mod control;
 mod controls;
 mod copy;
 mod device;
 mod errors;
 mod event;
-mod faults;
 mod gate;
 mod host;
 mod install;
 mod ipc;
-mod log;
 mod memory;
 mod pointer;
 mod settings;
@@ -57,6 +54,6 @@ mod sim;
 mod stream;
 mod vmm;
 
-pub use control::Control;
+use haulier_sim::{faults, log};
+pub use haulier_sim::{control::Control, log::Call};
 pub use install::{install, library};
-pub use log::Call;

@@ -2,6 +2,8 @@
 
 use std::{env, path::PathBuf, str::FromStr};
 
+use haulier_sim::settings::{choice, number, text};
+
 /// A mode in which the whole driver answers the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -76,32 +78,6 @@ impl Settings {
             peer: number("HAULIER_SIM_PEER", 0)? != 0,
             attributes: pairs("HAULIER_SIM_ATTRIBUTES")?,
         })
-    }
-}
-
-fn text(name: &str) -> Option<String> {
-    env::var_os(name).map(|value| value.to_string_lossy().into_owned())
-}
-
-fn choice<T: FromStr>(name: &str, otherwise: T) -> Result<T, String>
-where
-    T::Err: ToString,
-{
-    match text(name) {
-        None => Ok(otherwise),
-        Some(value) => value.trim().parse().map_err(|e: T::Err| format!("{name}={value}: {}", e.to_string())),
-    }
-}
-
-/// Distinct from [`choice`] only in that an empty value is as good as none.
-fn number<T: FromStr>(name: &str, otherwise: T) -> Result<T, String>
-where
-    T::Err: ToString,
-{
-    if text(name).is_none_or(|value| value.trim().is_empty()) {
-        Ok(otherwise)
-    } else {
-        choice(name, otherwise)
     }
 }
 

@@ -84,7 +84,7 @@ impl Sim {
             owner,
             mode: Mutex::new(settings.mode),
             initialised_by: AtomicU32::new(0),
-            log: Log::new(settings.log.as_deref())?,
+            log: Log::new(settings.log.as_deref(), "cuda")?,
             faults,
             contexts: Contexts::new(settings.visible.len()),
             streams: StreamTable::default(),

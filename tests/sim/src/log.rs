@@ -41,13 +41,20 @@ pub struct Call {
 
 /// What a call is about.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum About {
+pub enum About {
+    /// Nothing that has an owner.
     Nothing,
+    /// A device, by its ordinal.
     Device(i32),
+    /// An address.
     Address(u64),
+    /// A stream's handle.
     Stream(u64),
+    /// An event's handle.
     Event(u64),
+    /// A context's handle.
     Context(u64),
+    /// Any other handle.
     Handle(u64),
 }
 
@@ -65,8 +72,9 @@ impl About {
     }
 }
 
+/// The calls of a process.
 #[derive(Debug, Default)]
-pub(crate) struct Log {
+pub struct Log {
     calls: Mutex<Calls>,
     file: Option<Mutex<File>>,
 }
@@ -79,17 +87,21 @@ struct Calls {
 }
 
 impl Log {
-    /// A log that is also appended to a file of this process in `directory`.
-    pub(crate) fn new(directory: Option<&Path>) -> Result<Self, String> {
+    /// A log that is also appended to `<vendor>-<pid>.jsonl` in `directory`.
+    ///
+    /// # Errors
+    /// What the system says of the file.
+    pub fn new(directory: Option<&Path>, vendor: &str) -> Result<Self, String> {
         let open = |directory: &Path| {
-            let path = directory.join(format!("cuda-{}.jsonl", process::id()));
+            let path = directory.join(format!("{vendor}-{}.jsonl", process::id()));
             let file = OpenOptions::new().create(true).append(true).open(&path);
             file.map(Mutex::new).map_err(|e| format!("{}: {e}", path.display()))
         };
         Ok(Log { calls: Mutex::default(), file: directory.map(open).transpose()? })
     }
 
-    pub(crate) fn begin(
+    /// A call begins; answers with its number.
+    pub fn begin(
         &self,
         function: &'static str,
         device: Option<u32>,
@@ -119,7 +131,8 @@ impl Log {
         calls.next - 1
     }
 
-    pub(crate) fn end(&self, number: u64, status: i32, why: Option<String>) {
+    /// It has ended with this status.
+    pub fn end(&self, number: u64, status: i32, why: Option<String>) {
         let mut calls = self.calls.lock();
         // It may have been cleared meanwhile.
         if let Some(call) = calls.at(number) {
@@ -130,24 +143,26 @@ impl Log {
     }
 
     /// The call hangs now, and may never end: the file learns of it already.
-    pub(crate) fn hanging(&self, number: u64) {
+    pub fn hanging(&self, number: u64) {
         if let Some(call) = self.calls.lock().at(number) {
             self.append(call);
         }
     }
 
-    pub(crate) fn count(&self, function: &str) -> u64 {
+    /// How often a function was called.
+    pub fn count(&self, function: &str) -> u64 {
         self.calls.lock().counts.get(function).copied().unwrap_or(0)
     }
 
-    pub(crate) fn clear(&self) {
+    /// Forgets the calls.
+    pub fn clear(&self) {
         let mut calls = self.calls.lock();
         calls.kept.clear();
         calls.counts.clear();
     }
 
     /// One line of JSON for each call.
-    pub(crate) fn lines(&self) -> String {
+    pub fn lines(&self) -> String {
         let calls = self.calls.lock();
         calls.kept.iter().filter_map(line).collect()
     }
@@ -157,7 +172,7 @@ impl Log {
             && let Some(line) = line(call)
             && let Err(e) = file.lock().write_all(line.as_bytes())
         {
-            eprintln!("haulier-sim-cuda: the log: {e}");
+            eprintln!("haulier-sim: the log: {e}");
         }
     }
 }

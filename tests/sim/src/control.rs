@@ -1,4 +1,4 @@
-//! The control surface for tests in Rust.
+//! The control surface for tests in Rust: the functions `haulier_sim_*` of a simulator's library.
 
 use std::{
     ffi::{CStr, CString, c_char},
@@ -40,7 +40,7 @@ fn text(text: &str) -> CString {
 }
 
 impl Control {
-    /// Opens the driver that [`install`](crate::install()) put there, or finds it open.
+    /// Opens the library that a simulator's `install` put there, or finds it open.
     ///
     /// # Errors
     /// Where the library cannot be loaded or is no simulated driver.
@@ -191,6 +191,16 @@ impl Control {
     /// How many ranges of host memory are registered or allocated as pinned.
     pub fn registrations(&self) -> Result<u64, i32> {
         call!(self, haulier_sim_registrations())
+    }
+
+    /// A count that a control function without arguments gives; those that only one simulator has.
+    ///
+    /// # Panics
+    /// Where the library has no such function.
+    pub fn ask(&self, function: &str) -> Result<u64, i32> {
+        // SAFETY: the control functions without arguments all have this signature.
+        let function = unsafe { self.library.get::<extern "C" fn() -> i64>(function) };
+        answer(function.expect("a control function")())
     }
 
     /// How often device memory was freed that was still registered.

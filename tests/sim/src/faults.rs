@@ -1,4 +1,7 @@
-//! Calls that fail or hang because a test says so, by the exported function's name.
+//! Calls that fail or hang because a test says so, by the exported function's name, separated by commas:
+//! `cuMemAlloc_v2:3=2` is the third call from when it was planned, `cuMemAlloc_v2:3+=2` every call from the third on,
+//! `cuMemAlloc_v2=2` every call. With `hang` in place of a status the call does not return until it is let go, and then
+//! does what it should. With 0 it succeeds and does nothing.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -7,8 +10,9 @@ use parking_lot::{Condvar, Mutex};
 /// How often a hanging call looks for the file that lets it go.
 const LOOK: Duration = Duration::from_millis(10);
 
+/// The plan, and the calls that hang by it.
 #[derive(Debug, Default)]
-pub(crate) struct Faults {
+pub struct Faults {
     plan: Mutex<Plan>,
     unblocked: Condvar,
     unblock_file: Option<PathBuf>,
@@ -37,37 +41,42 @@ enum Action {
 }
 
 /// What the plan has for a call.
-pub(crate) enum Fate {
+pub enum Fate {
+    /// Do what it should.
     Go,
     /// Answer with this and do nothing.
     Answer(i32),
 }
 
 impl Faults {
-    pub(crate) fn new(unblock_file: Option<PathBuf>) -> Self {
+    /// No faults. Calls that hang go on once this file exists.
+    pub fn new(unblock_file: Option<PathBuf>) -> Self {
         Faults { unblock_file, ..Faults::default() }
     }
 
-    /// Adds what `plan` says; see `HAULIER_SIM_FAULTS`. A plan with a mistake adds nothing.
-    pub(crate) fn add(&self, plan: &str) -> Result<(), String> {
+    /// Adds what `plan` says in the form of `HAULIER_SIM_FAULTS`.
+    ///
+    /// # Errors
+    /// What is wrong with it. A plan with a mistake adds nothing.
+    pub fn add(&self, plan: &str) -> Result<(), String> {
         let rules = parse(plan)?;
         self.plan.lock().rules.extend(rules);
         Ok(())
     }
 
     /// Forgets what is planned. Calls that hang go on hanging.
-    pub(crate) fn clear(&self) {
+    pub fn clear(&self) {
         self.plan.lock().rules.clear();
     }
 
     /// Lets every call that hangs now go on.
-    pub(crate) fn unblock(&self) {
+    pub fn unblock(&self) {
         self.plan.lock().epoch += 1;
         self.unblocked.notify_all();
     }
 
     /// Waits out what is planned for this call of `function`; `hanging` is told before it waits.
-    pub(crate) fn meet(&self, function: &str, hanging: impl FnOnce()) -> Fate {
+    pub fn meet(&self, function: &str, hanging: impl FnOnce()) -> Fate {
         let mut plan = self.plan.lock();
         let mut action = None;
         plan.rules.retain_mut(|rule| {
