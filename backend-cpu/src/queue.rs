@@ -38,6 +38,8 @@ pub(crate) enum NotDone {
     Failed(String),
     /// The queue's own thread would wait for itself.
     OwnThread,
+    /// What was waited for was dropped.
+    Aborted,
 }
 
 #[derive(Debug)]
@@ -56,6 +58,8 @@ struct State {
     /// How many more items may run; `u64::MAX` when the queue is not held.
     allowance: u64,
     closed: bool,
+    /// How often the queue was aborted.
+    aborts: u64,
     /// The first failure that nobody has been told of.
     failure: Option<String>,
 }
@@ -78,6 +82,7 @@ impl Queue {
             done: 0,
             allowance: u64::MAX,
             closed: false,
+            aborts: 0,
             failure: None,
         };
         let shared =
@@ -115,6 +120,16 @@ impl Queue {
         let mut state = self.shared.state.lock();
         state.allowance = state.allowance.saturating_add(items);
         self.shared.work.notify_one();
+    }
+
+    /// Drops what has not begun. Who waits for any of it is told.
+    #[cfg(feature = "strict")]
+    pub(crate) fn abort(&self) {
+        let mut state = self.shared.state.lock();
+        state.done += state.jobs.len() as u64;
+        state.jobs.clear();
+        state.aborts += 1;
+        self.shared.progress.notify_all();
     }
 
     /// What dropping does, for a queue that somebody may still be waiting for.
@@ -158,7 +173,11 @@ impl Mark {
     /// Waits until it is reached.
     pub(crate) fn wait(&self, deadline: Deadline) -> Result<(), NotDone> {
         let mut state = self.shared.state.lock();
-        while state.done < self.at {
+        let aborts = state.aborts;
+        while state.done < self.at || state.aborts != aborts {
+            if state.aborts != aborts {
+                return Err(NotDone::Aborted);
+            }
             let late = match deadline.instant() {
                 Some(at) => self.shared.progress.wait_until(&mut state, at).timed_out(),
                 None => {

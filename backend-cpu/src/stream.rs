@@ -156,6 +156,7 @@ fn not_done(op: &'static str, why: NotDone) -> hal::Error {
             error(Kind::Timeout, op).detail(format!("{items} items on the stream are not done"))
         }
         NotDone::Failed(text) => error(Kind::Driver, op).detail(text),
+        NotDone::Aborted => error(Kind::Driver, op).detail("the stream was aborted"),
         NotDone::OwnThread => {
             error(Kind::InvalidArgument, op).detail("work on a stream cannot wait for its own stream")
         }

@@ -45,7 +45,7 @@ impl Arena {
 
     /// An address with `len` free bytes: the latest freed one that has them, else the lowest.
     pub(super) fn take(&mut self, len: usize, align: usize) -> Option<usize> {
-        let lately = self.recent.iter().rev().copied().find(|&addr| self.is_free(addr, len));
+        let lately = self.recent.iter().rev().copied().find(|&addr| addr.is_multiple_of(align) && self.is_free(addr, len));
         let addr = lately.or_else(|| {
             self.holes.iter().find_map(|(&hole, &size)| {
                 let addr = hole.checked_next_multiple_of(align)?;
@@ -126,6 +126,16 @@ mod tests {
         arena.give(blocks[2], 4096);
         assert_eq!(arena.take(4096, 512), Some(blocks[2]));
         assert_eq!(arena.take(4096, 512), Some(blocks[0]));
+    }
+
+    #[test]
+    fn a_freed_address_comes_back_only_where_it_is_aligned_enough() {
+        let mut arena = Arena::reserve(1 << 20).unwrap();
+        let low = arena.take(64, 64).unwrap();
+        let next = arena.take(64, 64).unwrap();
+        arena.give(next, 64);
+        assert_eq!(arena.take(4096, 4096), Some(low + 4096));
+        assert_eq!(arena.take(64, 64), Some(next));
     }
 
     #[test]

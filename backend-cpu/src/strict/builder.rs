@@ -58,6 +58,7 @@ pub struct Builder {
     pub(super) foreign_pointers_fail: bool,
     pub(super) token: TokenForm,
     pub(super) own_process_import: bool,
+    pub(super) peer_import: bool,
     pub(super) repeat_import: RepeatImport,
     pub(super) register_alignment: usize,
     pub(super) register_max: usize,
@@ -85,6 +86,7 @@ impl Default for Builder {
             foreign_pointers_fail: false,
             token: TokenForm::default(),
             own_process_import: true,
+            peer_import: false,
             repeat_import: RepeatImport::default(),
             register_alignment: 1,
             register_max: usize::MAX,
@@ -175,6 +177,12 @@ impl Builder {
     /// A process cannot open its own handles.
     pub fn refuse_own_process_import(mut self) -> Self {
         self.own_process_import = false;
+        self
+    }
+
+    /// An opaque token opens on any device, not only on the one whose memory it is.
+    pub fn peer_import(mut self) -> Self {
+        self.peer_import = true;
         self
     }
 

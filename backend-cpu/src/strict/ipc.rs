@@ -19,6 +19,9 @@ use crate::memfd;
 /// Bytes of an opaque token. Short enough to be written as hex into an Ascend key of 65 bytes.
 pub const OPAQUE_TOKEN_LEN: usize = 32;
 
+/// Imports are mapped at whole pages.
+const PAGE: usize = 4096;
+
 /// What an export gives.
 #[derive(Debug)]
 pub struct Shareable<T> {
@@ -97,7 +100,8 @@ impl Machine {
         })
     }
 
-    /// A call: opens an opaque token on the current device, and answers with the address.
+    /// A call: opens an opaque token on the current device, and answers with the address. Memory of another device opens
+    /// only where the machine was built with [`Builder::peer_import`](super::Builder::peer_import).
     pub fn import_opaque(&self, token: &[u8]) -> Answer<usize> {
         self.call(Op::Import, Argument::None, || {
             let device = self.context()?;
@@ -106,7 +110,7 @@ impl Machine {
                 .first_chunk::<OPAQUE_TOKEN_LEN>()
                 .ok_or_else(|| refused(format!("a token of {} bytes", token.len())))?;
             let token = Opaque::from_bytes(bytes);
-            if token.physical != self.physical(device)? {
+            if token.physical != self.physical(device)? && !self.0.spec.peer_import {
                 return Err(self.refuse(
                     Why::WrongContext,
                     format!("the memory is on physical device {}, which is not current", token.physical),
@@ -228,7 +232,7 @@ impl Machine {
             *count += 1;
             return Ok(*base);
         }
-        let base = self.place(&mut memory, device, fd, size, Residence::Imported(device))?;
+        let base = self.place(&mut memory, device, fd, size, PAGE, Residence::Imported(device))?;
         memory.imports.insert(file, (base, 1));
         Ok(base)
     }

@@ -65,6 +65,8 @@ ops! {
     CreateStream = "create_stream",
     /// Destroys one.
     DestroyStream = "destroy_stream",
+    /// Drops a stream's queued work.
+    AbortStream = "abort_stream",
     /// Waits for a stream (the blocking form).
     SyncStream = "sync_stream",
     /// Asks whether a stream is done.

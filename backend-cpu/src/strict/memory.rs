@@ -164,6 +164,12 @@ impl Memory {
 impl Machine {
     /// A call: allocates `len` bytes on the current device, and answers with the address.
     pub fn allocate(&self, len: usize, kind: MemoryKind) -> Answer<usize> {
+        self.allocate_aligned(len, 1, kind)
+    }
+
+    /// A call: as [`allocate`](Machine::allocate), at a multiple of `align`, a power of two, where that is more than the
+    /// machine's own alignment.
+    pub fn allocate_aligned(&self, len: usize, align: usize, kind: MemoryKind) -> Answer<usize> {
         self.call(Op::Allocate, Argument::None, || {
             let device = self.context()?;
             // A pool's memory comes in stream order, which captures can record.
@@ -175,7 +181,7 @@ impl Machine {
             }
             let memfd = |e: Errno| self.refuse(Why::OutOfMemory, format!("{len} bytes: {e}"));
             let fd = memfd::create(len).map_err(memfd)?;
-            self.place(&mut self.0.memory.lock(), device, fd, len, Residence::Device(device, kind))
+            self.place(&mut self.0.memory.lock(), device, fd, len, align, Residence::Device(device, kind))
         })
     }
 
@@ -380,13 +386,15 @@ impl Machine {
         device: u32,
         fd: OwnedFd,
         len: usize,
+        align: usize,
         residence: Residence,
     ) -> Answer<usize> {
         let failed = |e: Errno| self.refuse(Why::OutOfMemory, format!("{len} bytes: {e}"));
         let store = Arc::new(Store::new(device, fd, len).map_err(failed)?);
-        let align = self.0.spec.alignment;
+        let unit = self.0.spec.alignment;
+        let align = align.max(unit);
         let free = memory.free(device);
-        let whole = len.checked_next_multiple_of(align).filter(|&whole| whole <= free);
+        let whole = len.checked_next_multiple_of(unit).filter(|&whole| whole <= free);
         let Some(base) = whole.and_then(|whole| memory.arena(device).take(whole, align)) else {
             return Err(self.refuse(Why::OutOfMemory, format!("asked for {len} bytes, {free} are free")));
         };

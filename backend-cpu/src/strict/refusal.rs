@@ -68,6 +68,8 @@ pub enum Why {
     AlreadyOpen,
     /// Queued work failed.
     StreamFailed,
+    /// What was waited for was dropped with its stream's queued work.
+    StreamAborted,
     /// The driver is unloaded.
     Unloaded,
     /// A number that a test injected and that has no meaning here.
@@ -100,6 +102,7 @@ const REASONS: &[(Why, Kind, i64, i64)] = &[
     (Why::OwnProcess, Kind::ImportRefused, 201, 507899),
     (Why::AlreadyOpen, Kind::ImportRefused, 208, 507899),
     (Why::StreamFailed, Kind::Driver, 719, 507000),
+    (Why::StreamAborted, Kind::Driver, 719, 107023),
     (Why::Unloaded, Kind::ShutDown, 4, 4),
 ];
 

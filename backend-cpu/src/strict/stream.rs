@@ -159,6 +159,14 @@ impl Machine {
         })
     }
 
+    /// A call: drops what is queued on `stream` and has not begun; who waits for it is told. The stream goes on.
+    pub fn abort_stream(&self, stream: u64) -> Answer<()> {
+        self.call(Op::AbortStream, Argument::Stream(stream), || {
+            self.usable(stream)?.queue.abort();
+            Ok(())
+        })
+    }
+
     /// A call: waits for what is queued on `stream` now. Any device may be current, but some must.
     ///
     /// A stream under capture refuses, and its capture is spoiled.
@@ -586,6 +594,7 @@ impl Machine {
         match why {
             NotDone::Timeout(items) => self.refuse(Why::NotReady, format!("{items} items are not done")),
             NotDone::Failed(text) => self.refuse(Why::StreamFailed, text),
+            NotDone::Aborted => self.refuse(Why::StreamAborted, "the stream was aborted"),
             NotDone::OwnThread => self.refuse(Why::InvalidValue, "queued work waits for its own stream"),
         }
     }

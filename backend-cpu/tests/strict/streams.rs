@@ -298,3 +298,30 @@ fn allocating_beside_a_global_capture_spoils_it_unless_the_thread_is_relaxed() {
     assert_eq!(machine.end_capture(stream).unwrap_err().why, Why::CaptureSpoiled);
     drop(bound);
 }
+
+#[test]
+fn aborting_a_stream_drops_its_work_and_tells_who_waits() {
+    let (machine, device, _) = machine();
+    let bound = device.bind_current().unwrap();
+    let memory = bound.allocate(64).unwrap();
+    let addr = memory.region().addr;
+    let stream = device.create_stream(&bound).unwrap().raw();
+    machine.hold(stream).unwrap();
+    machine.fill(stream, addr, 64, 0xab).unwrap();
+    thread::scope(|s| {
+        let waiter = s.spawn(|| {
+            let _bound = device.bind_owned_thread().unwrap();
+            machine.sync_stream(stream, Deadline::NEVER).map_err(|e| e.why)
+        });
+        while machine.log().count(Op::SyncStream) == 0 {
+            thread::yield_now();
+        }
+        thread::sleep(std::time::Duration::from_millis(20));
+        machine.abort_stream(stream).unwrap();
+        assert_eq!(waiter.join().unwrap(), Err(Why::StreamAborted));
+    });
+    machine.release(stream).unwrap();
+    machine.fill(stream, addr, 32, 0xcd).unwrap();
+    machine.sync_stream(stream, Deadline::NEVER).unwrap();
+    assert_eq!(machine.peek(addr, 64), Ok([[0xcd; 32], [0; 32]].concat()));
+}
