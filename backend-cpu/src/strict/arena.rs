@@ -45,7 +45,12 @@ impl Arena {
 
     /// An address with `len` free bytes: the latest freed one that has them, else the lowest.
     pub(super) fn take(&mut self, len: usize, align: usize) -> Option<usize> {
-        let lately = self.recent.iter().rev().copied().find(|&addr| addr.is_multiple_of(align) && self.is_free(addr, len));
+        let lately = self
+            .recent
+            .iter()
+            .rev()
+            .copied()
+            .find(|&addr| addr.is_multiple_of(align) && self.is_free(addr, len));
         let addr = lately.or_else(|| {
             self.holes.iter().find_map(|(&hole, &size)| {
                 let addr = hole.checked_next_multiple_of(align)?;

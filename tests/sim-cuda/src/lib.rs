@@ -54,6 +54,6 @@ mod sim;
 mod stream;
 mod vmm;
 
-use haulier_sim::{faults, log};
 pub use haulier_sim::{control::Control, log::Call};
+use haulier_sim::{faults, log};
 pub use install::{install, library};

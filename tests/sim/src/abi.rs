@@ -49,11 +49,7 @@ impl<T> Copy for Out<T> {}
 impl<T> Out<T> {
     /// Writes the answer; a null pointer is an invalid value.
     pub fn set(self, value: T) -> Answer {
-        if self.is_null() {
-            null("a null result pointer")
-        } else {
-            self.offer(value)
-        }
+        if self.is_null() { null("a null result pointer") } else { self.offer(value) }
     }
 
     /// Writes the answer where it is wanted.

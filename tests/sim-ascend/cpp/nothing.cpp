@@ -1,0 +1,1 @@
+// A library with the name that others are to need; nothing in it is used.
