@@ -3,9 +3,11 @@
 //! Each method states what it guarantees, what the caller must do, which errors it gives and which threads may call it.
 //! The layer above validates; a backend stays thin. Call the methods that take a proof through [`Bound`].
 
-use std::{fmt::Debug, hash::Hash, os::fd::OwnedFd, sync::Arc};
+use std::{fmt::Debug, hash::Hash, os::fd::OwnedFd, panic::resume_unwind, sync::Arc, thread};
 
-use crate::{Bound, Caps, Deadline, Export, Identity, IpcHandle, Located, Memory, Region, Result, stream};
+use crate::{
+    Bound, Caps, Deadline, Error, Export, Identity, IpcHandle, Kind, Located, Memory, Region, Result, stream,
+};
 
 /// One accelerator (or the host) as this process sees it. Cloning is cheap and gives the same device.
 pub trait Device: Clone + Debug + Send + Sync + Sized + 'static {
@@ -118,6 +120,12 @@ pub trait Device: Clone + Debug + Send + Sync + Sized + 'static {
         descriptors: Vec<OwnedFd>,
     ) -> Result<Self::Import>;
 
+    /// Whether another process's allocation may stay open after the call that sent its handle has returned, and so
+    /// possibly after its owner has freed it. Where not, an importer closes what it opened before it answers.
+    fn imports_may_linger(&self) -> bool {
+        true
+    }
+
     /// Makes a host or device region usable for DMA.
     ///
     /// *Guarantees*: registering the same region again only counts; a reused address with a new buffer id is a new
@@ -138,11 +146,43 @@ pub trait DeviceExt: Device {
         stream::with_stream(self, stream, work)
     }
 
-    /// New device memory as a [`Buffer`].
+    /// Runs `work` with the device current: on the calling thread where that can be given back as it was, else on a
+    /// thread of its own, which the calling one waits for. The stream that the caller named goes along.
     ///
-    /// *Errors*: as [`Device::bind_current`] and [`Device::allocate`].
+    /// For a call now and then. Whoever calls often, or with a deadline, has [`Workers`](crate::Workers).
+    ///
+    /// *Errors*: as [`Device::bind_current`], except `CannotRestore`. A panic in `work` goes on in the caller.
+    fn bound<R: Send>(&self, work: impl FnOnce(&Bound<'_, Self>) -> Result<R> + Send) -> Result<R> {
+        match self.bind_current() {
+            Ok(bound) => work(&bound),
+            Err(e) if e.kind() == Kind::CannotRestore => {
+                let named = stream::named(self);
+                let there = move || {
+                    let bound = self.bind_owned_thread()?;
+                    match named {
+                        Some(stream) => self.with_stream(stream, || work(&bound)),
+                        None => work(&bound),
+                    }
+                };
+                thread::scope(|scope| match thread::Builder::new().spawn_scoped(scope, there) {
+                    Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+                    Err(e) => {
+                        let identity = self.identity();
+                        Err(Error::new(Kind::OutOfMemory, identity.backend, "start_thread")
+                            .on(identity.logical)
+                            .with_source(e))
+                    }
+                })
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// New device memory as a [`Buffer`], from any thread.
+    ///
+    /// *Errors*: as [`bound`](DeviceExt::bound) and [`Device::allocate`].
     fn buffer(&self, len: usize) -> Result<Buffer<Self>> {
-        Ok(Buffer(Arc::new(self.bind_current()?.allocate(len)?)))
+        Ok(Buffer(Arc::new(self.bound(|bound| bound.allocate(len))?)))
     }
 }
 

@@ -91,6 +91,8 @@ pub enum NotExportable {
     /// The device exports nothing: [`Caps::ipc_export`](crate::Caps::ipc_export) is clear. Who looks at the flag first
     /// counts this reason; a backend that is asked all the same answers [`Kind::Unsupported`](crate::Kind::Unsupported).
     Device,
+    /// The driver does not say where the allocation begins, and only a whole one has a handle.
+    UnknownBase,
 }
 
 impl NotExportable {
@@ -103,6 +105,7 @@ impl NotExportable {
             NotExportable::Managed => "managed",
             NotExportable::Imported => "imported",
             NotExportable::Device => "device",
+            NotExportable::UnknownBase => "unknown_base",
         }
     }
 }

@@ -4,7 +4,7 @@ use std::{fs::File, os::unix::fs::OpenOptionsExt, path::Path};
 
 use haulier::{
     AnyDevice,
-    hal::{Buffer, Device, DeviceExt, Region},
+    hal::{Buffer, DeviceExt, Region},
 };
 use memmap2::{Mmap, MmapOptions};
 use rustix::fs::OFlags;
@@ -30,7 +30,7 @@ pub(crate) fn upload(device: &AnyDevice, bytes: &[u8]) -> Result<Buffer<AnyDevic
     let buffer = device.buffer(bytes.len())?;
     let source = Region::host(bytes.as_ptr() as usize, bytes.len());
     // SAFETY: the buffer was just made, so nobody else knows it, and `bytes` is borrowed for the call.
-    unsafe { device.bind_current()?.copy(buffer.region(), source)? };
+    device.bound(|bound| unsafe { bound.copy(buffer.region(), source) })?;
     Ok(buffer)
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn download(device: &AnyDevice, buffer: &mut Buffer<AnyDevice>) -> Re
     let target = Region::host(bytes.as_mut_ptr() as usize, bytes.len());
     // SAFETY: the vector is this function's own, and the command queues no work on its buffers, so that nothing writes
     // this one meanwhile.
-    unsafe { device.bind_current()?.copy(target, buffer.region())? };
+    device.bound(|bound| unsafe { bound.copy(target, buffer.region()) })?;
     Ok(bytes)
 }
 

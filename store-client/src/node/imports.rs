@@ -45,9 +45,10 @@ impl<'d, D: Device> Imports<'d, D> {
         Ok(region)
     }
 
-    /// Closes the least recently used ones beyond the limit.
+    /// Closes the least recently used ones beyond the limit; all where the driver wants that before the owner frees.
     pub(super) fn trim(&mut self) {
-        while self.open.len() > OPEN_MAX && self.open.pop_lru().is_some() {
+        let limit = if self.bound.device().imports_may_linger() { OPEN_MAX } else { 0 };
+        while self.open.len() > limit && self.open.pop_lru().is_some() {
             self.gauge.dec();
         }
     }
