@@ -1,6 +1,29 @@
 //! What ACL's codes mean in `hal`'s words.
 
-use hal::Kind;
+use hal::{Error, Kind};
+
+use crate::{
+    BACKEND,
+    ffi::{Driver, Refusal, release},
+};
+
+/// The error of a refused call: ACL's number and text, and the call itself.
+pub(crate) fn refused(driver: &Driver, op: &'static str, refusal: Refusal) -> Error {
+    let Refusal { call, code, text } = refusal;
+    let Some(code) = code else {
+        let version = driver.version().map_or(String::new(), |version| format!(" ({})", release(version)));
+        return Error::new(Kind::Unsupported, BACKEND, op)
+            .detail(format!("this CANN{version} has no {call}; install a newer one"));
+    };
+    let remedy = match code {
+        107001 => "; ids count what ASCEND_RT_VISIBLE_DEVICES leaves, from 0",
+        107002 => "; the thread's context is gone: was the device reset?",
+        207004 => "; CANN is there and no NPU: see ASCEND_RT_VISIBLE_DEVICES and npu-smi",
+        507033 => "; the NPU cannot be opened: see npu-smi, and whether the container may use it",
+        _ => "",
+    };
+    Error::new(kind(code), BACKEND, op).detail(format!("{call}{remedy}")).vendor(code, text.as_deref())
+}
 
 /// The kind of ACL's code `code`, which is not 0.
 ///

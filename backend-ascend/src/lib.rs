@@ -1,14 +1,39 @@
 //! Haulier's Ascend backend.
 //!
-//! This version answers whether CANN's ACL library is there, and what its codes mean; it opens no device yet. It is
-//! built without CANN and links nothing: the library is looked for at run time, and its absence is an answer.
+//! It is built without CANN and links nothing: the library is looked for at run time, and its absence is an answer. CANN
+//! 8.5 to 9.x are served alike; what one of them lacks gates a capability.
+//!
+//! ACL takes a context away from no thread. So a thread that has none is left alone: binding it answers
+//! [`CannotRestore`](hal::Kind::CannotRestore), and the work goes to a thread of the library's own, which
+//! [`DeviceExt::bound`](hal::DeviceExt::bound) and [`Workers`](hal::Workers) see to.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `device` | [`AscendDevice`], its identity, and its side of the contract |
+//! | `stream` | [`AscendStream`], and waiting for one |
+//! | `memory` | [`AscendAllocation`], and which allocation an address belongs to |
+//! | `copy` | copies on streams of the backend's own, and their pinned staging memory |
+//! | `ipc` | export, and [`AscendImport`] |
+//! | `register` | [`AscendRegistration`] |
+//! | [`error`] | what ACL's codes mean |
+//! | `ffi` | the library and its calls |
 
+mod copy;
+mod device;
 pub mod error;
 mod ffi;
-
-use std::{env, ffi::OsString};
+mod ipc;
+mod memory;
+mod register;
+mod stream;
 
 use hal::Presence;
+
+pub use device::{AscendDevice, AscendPrevious};
+pub use ipc::AscendImport;
+pub use memory::AscendAllocation;
+pub use register::AscendRegistration;
+pub use stream::AscendStream;
 
 /// The backend's name.
 pub const BACKEND: &str = "ascend";
@@ -17,33 +42,31 @@ pub const BACKEND: &str = "ascend";
 ///
 /// Looks for `libascendcl.so`, then `libacl_rt.so`, or only for what the environment variable `HAULIER_ASCENDCL` names.
 pub fn probe() -> Presence {
-    probe_for(&ffi::candidates(env::var_os(ffi::OVERRIDE)))
+    match ffi::find(&ffi::configured()) {
+        Ok((_, library)) => Presence::Present { library: Some(library) },
+        Err(unusable) => unusable.presence(),
+    }
 }
 
-/// The first usable candidate, else the first that is there and broken, else none.
-fn probe_for(candidates: &[OsString]) -> Presence {
-    let mut broken = None;
-    for name in candidates {
-        let found = ffi::inspect(name);
-        tracing::debug!(library = ?name, ?found, "probed for CANN");
-        match found {
-            Some(present @ Presence::Present { .. }) => return present,
-            Some(other) => broken = broken.or(Some(other)),
-            None => {}
-        }
-    }
-    broken.unwrap_or_else(|| Presence::Absent {
-        why: format!(
-            "CANN's ACL library was not found; install CANN and source its set_env.sh, or name the library in {}",
-            ffi::OVERRIDE
-        ),
-        looked: candidates.iter().map(|name| name.display().to_string()).collect(),
-    })
+/// As [`probe`], and initialises ACL where there is one: also tells a CANN without a device, and one that refuses to
+/// start. Binds no device.
+pub fn devices() -> (Presence, Vec<AscendDevice>) {
+    let error = match AscendDevice::all() {
+        Ok(devices) => return (probe(), devices),
+        Err(error) => error,
+    };
+    let presence = match probe() {
+        Presence::Present { library } => Presence::Broken { library: library.unwrap_or_default(), error },
+        Presence::Broken { library, .. } => Presence::Broken { library, error },
+        absent => absent,
+    };
+    (presence, Vec::new())
 }
 
 #[cfg(test)]
 mod tests {
     use std::{
+        ffi::OsString,
         fs,
         path::{Path, PathBuf},
         process::Command,
@@ -66,6 +89,13 @@ mod tests {
             .expect("the tests need a C compiler named cc");
         assert!(status.success(), "cc failed");
         library
+    }
+
+    fn probe_for(names: &[OsString]) -> Presence {
+        match ffi::find(names) {
+            Ok((_, library)) => Presence::Present { library: Some(library) },
+            Err(unusable) => unusable.presence(),
+        }
     }
 
     fn probe_path(path: &Path) -> Presence {
@@ -100,17 +130,17 @@ mod tests {
     #[test]
     fn a_library_without_the_symbols_is_broken_and_names_them() {
         let directory = tempfile::tempdir().unwrap();
-        let library = fake(directory.path(), &["aclInit", "aclrtMemcpy"]);
+        let library = fake(directory.path(), &["aclInit", "aclrtMalloc"]);
         let Presence::Broken { error, .. } = probe_path(&library) else { panic!("not broken") };
         assert_eq!(error.kind(), Kind::Unsupported);
         let text = error.to_string();
-        assert!(text.contains("aclrtSetDevice") && !text.contains("aclrtMemcpy,"), "{text}");
+        assert!(text.contains("aclrtSetDevice") && !text.contains("aclrtMalloc,"), "{text}");
     }
 
     #[test]
     fn a_stub_is_broken_also_through_a_link() {
         let directory = tempfile::tempdir().unwrap();
-        let stub = fake(&directory.path().join("stub"), &ffi::MUST_HAVE);
+        let stub = fake(&directory.path().join("stub"), ffi::MUST_HAVE);
         let link = directory.path().join("libascendcl.so");
         std::os::unix::fs::symlink(&stub, &link).unwrap();
         let Presence::Broken { library, error } = probe_path(&link) else { panic!("not broken") };
@@ -121,7 +151,7 @@ mod tests {
     #[test]
     fn a_whole_library_is_present_and_no_function_was_called() {
         let directory = tempfile::tempdir().unwrap();
-        let library = fake(directory.path(), &ffi::MUST_HAVE);
+        let library = fake(directory.path(), ffi::MUST_HAVE);
         let Presence::Present { library: Some(found) } = probe_path(&library) else { panic!("not present") };
         assert_eq!(Path::new(&found), library.canonicalize().unwrap());
     }
@@ -130,7 +160,7 @@ mod tests {
     fn a_broken_candidate_does_not_hide_a_usable_one() {
         let directory = tempfile::tempdir().unwrap();
         let old = fake(&directory.path().join("old"), &[]);
-        let whole = fake(&directory.path().join("whole"), &ffi::MUST_HAVE);
+        let whole = fake(&directory.path().join("whole"), ffi::MUST_HAVE);
         assert!(matches!(probe_for(&[old.into(), whole.into()]), Presence::Present { .. }));
     }
 }

@@ -185,6 +185,10 @@ macro_rules! any_device {
                 inside!(bound, inner => inner.import_ipc(handle, descriptors), AnyImport)
             }
 
+            fn imports_may_linger(&self) -> bool {
+                match *self { $($(#[$gate])* AnyDevice::$name(ref device) => device.imports_may_linger(),)* }
+            }
+
             fn register(bound: &Bound<'_, Self>, region: Region) -> Result<AnyRegistration> {
                 inside!(bound, inner => inner.register(region), AnyRegistration)
             }
@@ -197,6 +201,8 @@ any_device! {
     Cpu(backend_cpu::CpuDevice),
     #[cfg(feature = "cuda")]
     Cuda(backend_cuda::CudaDevice),
+    #[cfg(feature = "ascend")]
+    Ascend(backend_ascend::AscendDevice),
 }
 
 #[allow(dead_code)]
@@ -252,7 +258,9 @@ fn cuda() -> Backend {
 fn ascend() -> Backend {
     cfg_if::cfg_if! {
         if #[cfg(feature = "ascend")] {
-            Backend { name: "ascend", presence: Some(backend_ascend::probe()), devices: Vec::new() }
+            let (presence, devices) = backend_ascend::devices();
+            let devices = devices.into_iter().map(AnyDevice::Ascend).collect();
+            Backend { name: "ascend", presence: Some(presence), devices }
         } else {
             Backend { name: "ascend", presence: None, devices: Vec::new() }
         }

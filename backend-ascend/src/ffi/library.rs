@@ -35,6 +35,11 @@ impl Library {
         }
     }
 
+    /// The library itself, for whoever keeps it open.
+    pub(crate) fn into_inner(self) -> libloading::Library {
+        ManuallyDrop::into_inner(self.0)
+    }
+
     /// Where `symbol` is, or `None` where this version does not have it.
     pub(crate) fn address_of(&self, symbol: &str) -> Option<usize> {
         // SAFETY: the symbol is located and not called, so its true type does not matter.
