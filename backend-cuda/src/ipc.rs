@@ -2,6 +2,10 @@
 //!
 //! Memory of `cuMemAlloc` has a handle of 64 bytes. Virtual memory (PyTorch's expandable segments) has none and is
 //! passed as one descriptor for each of its mappings, where it was made to be shared. Everything else has a reason.
+//!
+//! A region of more than [`DESCRIPTORS_MAX`](hal::DESCRIPTORS_MAX) mappings (2.5 GiB of PyTorch's large ones) is not
+//! shared: it would take several messages to pass, which must be put together again for a client that may die between
+//! them. Staging takes such a region instead.
 
 mod legacy;
 mod vmm;
@@ -129,12 +133,15 @@ fn share(device: &CudaDevice, block: &Block, addr: usize) -> Result<(Token, Vec<
         let token = device.exports().handle(driver, block)?;
         return Ok((Token::Opaque(token.0.to_vec()), Vec::new()));
     }
-    // A region of more mappings than one handle can name has none either, and comes without them.
-    if asked.handle_types & POSIX_FD == 0 || block.chunks.is_empty() {
+    if asked.handle_types & POSIX_FD == 0 {
         return because(NotExportable::NoHandleType);
     }
     if !device.shares_descriptors() {
         return because(NotExportable::Device);
+    }
+    // A region of more mappings than one handle can name comes without them.
+    if block.chunks.is_empty() {
+        return because(NotExportable::TooManyParts);
     }
     let descriptors = vmm::export(driver, block)?;
     Ok((Token::Descriptors(block.chunks.iter().map(|&len| len as u64).collect()), descriptors))

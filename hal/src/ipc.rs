@@ -93,6 +93,8 @@ pub enum NotExportable {
     Device,
     /// The driver does not say where the allocation begins, and only a whole one has a handle.
     UnknownBase,
+    /// Virtual memory of more separately mapped parts than the [`DESCRIPTORS_MAX`] that one handle names.
+    TooManyParts,
 }
 
 impl NotExportable {
@@ -106,6 +108,7 @@ impl NotExportable {
             NotExportable::Imported => "imported",
             NotExportable::Device => "device",
             NotExportable::UnknownBase => "unknown_base",
+            NotExportable::TooManyParts => "too_many_parts",
         }
     }
 }

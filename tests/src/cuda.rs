@@ -178,6 +178,7 @@ struct Setup {
     socket: PathBuf,
     /// Whether it opens memory of devices.
     imports: bool,
+    pool: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -201,9 +202,9 @@ enum Told {
 /// # Panics
 /// Where the node does not start.
 pub fn serve(link: &Link) {
-    let Setup { socket, imports } = link.expect();
+    let Setup { socket, imports, pool } = link.expect();
     let devices = if imports { CudaDevice::all().expect("the simulated driver") } else { Vec::new() };
-    let config = NodeConfig { socket, store: rig::store(), devices, metrics: None, clients_max: 64 };
+    let config = NodeConfig { socket, store: rig::store_of(pool), devices, metrics: None, clients_max: 64 };
     let node = Node::start(config).expect("the node starts");
     link.send(&Told::Ready, &[]);
     while let Some((ask, _)) = link.receive::<Ask>() {
@@ -225,6 +226,7 @@ pub fn serve(link: &Link) {
 pub struct CudaNode {
     program: &'static str,
     imports: bool,
+    pool: u64,
     environment: Vec<(&'static str, &'static str)>,
     dir: TempDir,
     peer: Option<Peer>,
@@ -234,6 +236,14 @@ impl CudaNode {
     /// A node that opens memory of devices. `program` is `haulier-peer`.
     pub fn new(program: &'static str) -> Self {
         Self::with(program, true, &[])
+    }
+
+    /// A node with another pool than [`rig::POOL`].
+    ///
+    /// # Panics
+    /// Where it does not start.
+    pub fn with_pool(program: &'static str, pool: u64) -> Self {
+        Self::started(program, true, pool, &[])
     }
 
     /// A node that opens none: all goes by staging.
@@ -246,8 +256,18 @@ impl CudaNode {
     /// # Panics
     /// Where it does not start.
     pub fn with(program: &'static str, imports: bool, environment: &[(&'static str, &'static str)]) -> Self {
+        Self::started(program, imports, rig::POOL, environment)
+    }
+
+    fn started(
+        program: &'static str,
+        imports: bool,
+        pool: u64,
+        environment: &[(&'static str, &'static str)],
+    ) -> Self {
         let dir = tempfile::tempdir().expect("a private directory");
-        let mut node = CudaNode { program, imports, environment: environment.to_vec(), dir, peer: None };
+        let mut node =
+            CudaNode { program, imports, pool, environment: environment.to_vec(), dir, peer: None };
         node.start();
         node
     }
@@ -260,7 +280,7 @@ impl CudaNode {
         let peer = Peer::start_with(self.program, NODE, |command| {
             command.envs(self.environment.iter().copied());
         });
-        peer.link().send(&Setup { socket: self.socket(), imports: self.imports }, &[]);
+        peer.link().send(&Setup { socket: self.socket(), imports: self.imports, pool: self.pool }, &[]);
         let Told::Ready = peer.link().expect() else { panic!("the node does not start") };
         self.peer = Some(peer);
     }

@@ -23,7 +23,7 @@ use tempfile::TempDir;
 /// Bytes of each device.
 const MEMORY: usize = 1 << 30;
 /// Bytes of a store.
-const POOL: u64 = 64 << 20;
+pub const POOL: u64 = 64 << 20;
 /// How long something that happens by itself may take before its test fails. Nothing here is about speed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -37,7 +37,15 @@ pub fn machine(devices: u32) -> Builder {
 /// # Panics
 /// Where the memory cannot be had.
 pub fn store() -> Store {
-    Store::open(Config::new(POOL), |_, _| {}).expect("64 MiB can be had")
+    store_of(POOL)
+}
+
+/// A store of so many bytes.
+///
+/// # Panics
+/// Where the memory cannot be had.
+pub fn store_of(pool: u64) -> Store {
+    Store::open(Config::new(pool), |_, _| {}).expect("a pool's memory can be had")
 }
 
 /// The two sides.

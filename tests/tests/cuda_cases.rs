@@ -9,7 +9,7 @@ use backend_cuda::{CudaDevice, CudaStream};
 use hal::{Device, DeviceExt, Kind};
 use haulier::{Error, Options, Payload, Put, StoreClient};
 use haulier_tests::{
-    conformance::pattern,
+    conformance::{pattern, read, write},
     cu,
     cuda::{self, CudaNode, alone, client_process, device, filled, misplaced, on, peek, sim},
     process::Serve,
@@ -171,6 +171,49 @@ fn virtual_memory_of_several_chunks_goes_by_descriptors() {
         assert_eq!(client.put("refused", part).unwrap(), Put::Stored);
         assert!(client.get("refused").unwrap() == bytes[..2 * CHUNK]);
         assert_eq!((node.stored("ipc"), node.fell_back("import_refused")), (3, 1));
+        nothing_was_misplaced(&node);
+    });
+}
+
+/// More parts than one handle names: all of it goes by staging and says why, what is small enough of it by IPC.
+#[test]
+fn virtual_memory_of_very_many_chunks_is_staged_byte_for_byte() {
+    alone(&[], || {
+        const CHUNK: usize = 2 << 20;
+        const CHUNKS: usize = 300;
+        let (node, device) = (CudaNode::with_pool(PEER, 700 << 20), device(0));
+        let client = node.client(&device);
+        let segment = cuda::expandable(&device, &[CHUNK; CHUNKS]);
+        // No two chunks alike, so that none can stand for another one.
+        let chunk = |i: usize| {
+            let mut bytes = vec![i as u8; CHUNK];
+            bytes[..8].copy_from_slice(&(i as u64).to_le_bytes());
+            bytes
+        };
+        let bound = device.bind_current().unwrap();
+        let there = |i| segment.part(i * CHUNK, CHUNK).unwrap();
+        (0..CHUNKS).for_each(|i| write(&bound, there(i), &chunk(i)));
+        // SAFETY: the memory lives as long as the process, and nothing is queued on it.
+        let raw = |addr, len| unsafe { Payload::raw(addr, len) };
+        assert_eq!(client.put("whole", raw(segment.addr, segment.len)).unwrap(), Put::Stored);
+        assert_eq!((node.stored("staging"), node.stored("ipc"), node.fell_back("too_many_parts")), (1, 0, 1));
+        let whole = client.view("whole").unwrap();
+        assert_eq!(whole.len(), segment.len);
+        assert!((0..CHUNKS).all(|i| whole[i * CHUNK..][..CHUNK] == chunk(i)));
+        drop(whole);
+        client.remove("whole").unwrap();
+
+        let some = raw(segment.addr + 299 * CHUNK - 5, CHUNK + 5);
+        assert_eq!(client.put("some", some).unwrap(), Put::Stored);
+        assert_eq!((node.stored("staging"), node.stored("ipc")), (1, 1));
+        assert!(client.get("some").unwrap() == [&chunk(298)[CHUNK - 5..], &chunk(299)].concat());
+
+        // SAFETY: as above.
+        let target = unsafe { haulier::Target::raw(segment.addr, segment.len) };
+        client.put("back", raw(segment.addr, segment.len)).unwrap();
+        (0..CHUNKS).for_each(|i| write(&bound, there(i), &[0; CHUNK]));
+        assert_eq!(client.get_into("back", target).unwrap(), segment.len as u64);
+        assert!((0..CHUNKS).all(|i| read(&bound, there(i)) == chunk(i)));
         nothing_was_misplaced(&node);
     });
 }

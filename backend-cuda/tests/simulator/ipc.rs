@@ -241,7 +241,7 @@ fn reasons_are_told(sim: &Control) {
     let unshareable = expandable(sim, 0, &[2 * MIB], false);
     assert_eq!(reason(&bound, unshareable), NotExportable::NoHandleType);
     let too_many = expandable(sim, 0, &[2 * MIB; 129], true);
-    assert_eq!(reason(&bound, too_many), NotExportable::NoHandleType);
+    assert_eq!(reason(&bound, too_many), NotExportable::TooManyParts);
     assert_eq!(export(&bound, too_many.part(0, 256 * MIB).unwrap()).descriptors.len(), 128);
     let (mut pool, mut managed) = (0u64, 0u64);
     cu!(sim, cuMemAllocAsync(&mut pool => *mut u64, 4096 => usize, 0 => usize));
