@@ -284,7 +284,11 @@ impl CudaDevice {
     pub(crate) fn unspoiled(bound: &Bound<'_, Self>, op: &'static str) -> Result<Relaxed> {
         let device = bound.device();
         let relaxed = device.relaxed(op)?;
-        stream::refuse_capture(device, op, Self::current_stream(bound))?;
+        let stream = Self::current_stream(bound);
+        // Nobody can capture the legacy stream, and beside the capture of a blocking one even the question is refused.
+        if !stream.is_legacy() {
+            stream::refuse_capture(device, op, stream)?;
+        }
         Ok(relaxed)
     }
 

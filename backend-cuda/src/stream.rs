@@ -57,6 +57,11 @@ impl CudaStream {
         self.raw
     }
 
+    /// Whether it is the legacy default stream, by either name.
+    pub(crate) fn is_legacy(self) -> bool {
+        self == Self::DEFAULT || self == Self::LEGACY
+    }
+
     pub(crate) fn is_per_thread(self) -> bool {
         self.thread.is_some()
     }

@@ -206,3 +206,28 @@ fn a_capture_on_another_thread_is_left_whole() {
         assert_eq!(device.failed_drops(), 0);
     });
 }
+
+/// While a blocking stream is captured the driver refuses even questions about the legacy stream, which nobody can
+/// capture. A thread that has named no stream copies on streams of the backend's own, and is not concerned.
+#[test]
+fn a_blocking_streams_capture_stops_no_other_threads_copies() {
+    const BLOCKING: u32 = 0;
+    alone(|sim| {
+        let device = device(0);
+        let bound = device.bind_current().unwrap();
+        let memory = bound.allocate(4096).unwrap();
+        let mut raw = 0usize;
+        cu!(sim, cuStreamCreate(&mut raw => *mut usize, BLOCKING => u32));
+        begin_capture(&sim, raw);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let bound = device.bind_current().unwrap();
+                write(&bound, memory.region(), &pattern(4096));
+                assert!(read(&bound, memory.region()) == pattern(4096));
+                let other = bound.allocate(64).unwrap();
+                drop(bound.register(other.region()).unwrap());
+            });
+        });
+        end_capture(&sim, raw);
+    });
+}
