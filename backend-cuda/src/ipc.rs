@@ -6,6 +6,23 @@
 //! A region of more than [`DESCRIPTORS_MAX`](hal::DESCRIPTORS_MAX) mappings (2.5 GiB of PyTorch's large ones) is not
 //! shared: it would take several messages to pass, which must be put together again for a client that may die between
 //! them. Staging takes such a region instead.
+//!
+//! # Freed by the exporter, still open at the importer
+//!
+//! NVIDIA leaves undefined what it means to free an allocation that another process has open by a legacy handle, and the
+//! node keeps up to 64 allocations of a client open between two requests. Haulier does not close them first:
+//!
+//! - Most of what is put was not allocated here. When PyTorch gives a segment back to the driver, nobody hears of it, so
+//!   the importer has to live with it anyway.
+//! - For its own buffers the order could be kept only by a free that waits for an answer of every node that has the buffer
+//!   open: in a `drop`, for as long as a hanging driver takes there. Closing after each request instead would map the
+//!   whole allocation anew for each put.
+//! - What is left is small: the importer touches the memory only during a request, for which the client keeps it, and
+//!   never afterwards; new memory at the same address has another buffer id and is opened anew, after what was open under
+//!   its handle is closed. So no byte is read from freed memory, and only the mapping outlives it.
+//!
+//! Who must not rely on that runs a node that opens no memory of these devices (`haulier serve --backend cpu`): there all
+//! goes by staging.
 
 mod legacy;
 mod vmm;

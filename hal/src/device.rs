@@ -103,8 +103,8 @@ pub trait Device: Clone + Debug + Send + Sync + Sized + 'static {
     /// *Guarantees*: the handle is for the whole allocation, with the region's offset and length beside it; exporting
     /// two regions of one allocation gives equal handles. "Cannot be exported" is an answer with a reason, not an error.
     /// *Caller must*: keep the allocation until the call that sent the handle has returned. An importer may keep it open
-    /// for longer, as a cache does, and must not touch the memory after that call. Where a driver leaves it undefined to
-    /// free an allocation that is still open elsewhere, the backend or the importer has to close it first.
+    /// for longer, as a cache does, and must not touch the memory after that call. Where a driver does not say what it
+    /// means to free an allocation that is still open elsewhere, the backend's documentation says what is relied on.
     /// *Errors*: [`Kind::DeviceMismatch`](crate::Kind::DeviceMismatch) for memory of another device,
     /// [`Kind::Unsupported`](crate::Kind::Unsupported) where [`Caps::ipc_export`] is clear.
     fn export_ipc(bound: &Bound<'_, Self>, region: Region) -> Result<Export>;

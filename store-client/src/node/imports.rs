@@ -1,4 +1,8 @@
 //! The client's own allocations that are open here.
+//!
+//! The client may free one that is open, and nobody tells the node: what is kept open between two requests is not touched
+//! until a later request names it again by the same buffer id, which freed memory does not keep. What a driver makes of
+//! such a free its backend says where it exports.
 
 use std::os::fd::OwnedFd;
 
