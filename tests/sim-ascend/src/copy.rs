@@ -122,17 +122,20 @@ impl Sim {
                 Ok(())
             }
             _ => {
-                // Both on devices; another device's own memory needs access to that one.
-                let owners = [copy.to, copy.from].map(|address| machine.owner_of_address(address));
-                let mut others = owners.into_iter().flatten().filter(|&owner| owner != current);
-                match others.find(|&owner| !self.streams.are_peers(current, owner)) {
-                    Some(owner) if !self.space.is_imported(copy.to) && !self.space.is_imported(copy.from) => {
-                        refused(
-                            status::PARAMETER,
-                            format!("device {current} has no access to device {owner}: enable it first"),
-                        )
-                    }
-                    _ => Ok(machine.copy_between(stream, copy.to, copy.from, copy.len)?),
+                // Both on devices. What the current one has no access to needs it to be enabled.
+                let owner = |address| machine.owner_of_address(address).unwrap_or(current);
+                let far = |address: &usize| !machine.has_access(*address, current).unwrap_or(false);
+                let mut far = [copy.to, copy.from].into_iter().filter(far).map(owner).peekable();
+                if far.peek().is_none() {
+                    // SAFETY: no host memory takes part.
+                    return Ok(unsafe { machine.copy_async(stream, copy.to, copy.from, copy.len) }?);
+                }
+                match far.find(|&owner| !self.streams.are_peers(current, owner)) {
+                    Some(owner) => refused(
+                        status::PARAMETER,
+                        format!("device {current} has no access to device {owner}: enable it first"),
+                    ),
+                    None => Ok(machine.copy_between(stream, copy.to, copy.from, copy.len)?),
                 }
             }
         }

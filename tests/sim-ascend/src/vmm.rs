@@ -2,7 +2,7 @@
 //! numbers.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     os::fd::{AsRawFd, OwnedFd},
 };
 
@@ -62,8 +62,6 @@ pub(crate) struct Space {
     exports: Mutex<HashMap<u64, Export>>,
     /// The device on which a handle was imported.
     imported: Mutex<HashMap<u64, u32>>,
-    /// Where imported memory is mapped.
-    mapped: Mutex<HashSet<usize>>,
 }
 
 #[derive(Debug)]
@@ -71,13 +69,6 @@ struct Export {
     number: u64,
     record: Record,
     _physical: OwnedFd,
-}
-
-impl Space {
-    /// Whether imported memory is mapped around an address.
-    pub(crate) fn is_imported(&self, address: usize) -> bool {
-        self.mapped.lock().contains(&(address - address % GRANULARITY))
-    }
 }
 
 impl Properties {
@@ -231,12 +222,7 @@ runtime! {
         machine.map(start, bytes, handle)?;
         // The device that it was made or imported for can use it at once.
         let imported = sim.space.imported.lock().get(&handle).copied();
-        machine.set_access(start, bytes, imported.unwrap_or(own), true)?;
-        if imported.is_some() {
-            let pages = (start..start + bytes).step_by(GRANULARITY);
-            sim.space.mapped.lock().extend(pages);
-        }
-        Ok(())
+        Ok(machine.set_access(start, bytes, imported.unwrap_or(own), true)?)
     };
     fn aclrtUnmapMem(pointer: u64) [About::Address(pointer)] |sim| {
         sim.beside_captures()?;
@@ -246,9 +232,7 @@ runtime! {
         if known.physical == 0 || known.base != start {
             return refused(status::PARAMETER, "no mapping starts there");
         }
-        machine.unmap(start, known.len)?;
-        sim.space.mapped.lock().retain(|&page| !(start..start + known.len).contains(&page));
-        Ok(())
+        Ok(machine.unmap(start, known.len)?)
     };
     fn aclrtMemSetAccess(pointer: u64, bytes: usize, access: In<Access>, count: usize)
         [About::Address(pointer)] |sim| {

@@ -6,4 +6,5 @@ pub mod control;
 pub mod faults;
 pub mod install;
 pub mod log;
+pub mod process;
 pub mod settings;

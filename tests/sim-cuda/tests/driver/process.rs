@@ -1,19 +1,11 @@
 //! A test in a process of its own, and the driver there.
 
-use std::{
-    env,
-    os::unix::process::ExitStatusExt,
-    process::{Command, Output, Stdio},
-    ptr,
-};
+use std::ptr;
 
+use haulier_sim::process;
+pub(crate) use haulier_sim::process::told;
 use haulier_sim_cuda::{Control, install};
 use tempfile::TempDir;
-
-/// Set where the test's own process runs.
-const CHILD: &str = "HAULIER_SIM_TEST_CHILD";
-/// What the second process of a test is told.
-const PEER: &str = "HAULIER_SIM_TEST_PEER";
 
 /// Calls a function of the driver's by name and answers with its status. The arguments' types make the signature.
 #[macro_export]
@@ -64,56 +56,28 @@ pub(crate) fn isolated(
     without: &[&str],
     body: impl FnOnce(&Driver),
 ) {
-    let (_, test) = test.split_once("::").expect("a test in a module");
-    if env::var_os(CHILD).is_some() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = install(folder.path(), without).unwrap();
-        let control = Control::open(&path).unwrap();
-        return body(&Driver { control, test: test.into(), _folder: folder });
-    }
-    let mut command = again(test);
-    command.envs(environment.iter().copied());
-    assert!(succeeded(&command.output().unwrap()), "{test}");
+    process::isolated(test, environment, || body(&Driver::new(test, without)));
 }
 
 /// Runs `body` in a process that this signal has to end.
 pub(crate) fn dies(test: &str, signal: i32, body: impl FnOnce(&Driver)) {
-    if env::var_os(CHILD).is_some() {
-        return isolated(test, &[], &[], body);
-    }
-    let (_, test) = test.split_once("::").expect("a test in a module");
-    assert_eq!(again(test).output().unwrap().status.signal(), Some(signal), "{test}");
-}
-
-fn again(test: &str) -> Command {
-    let mut command = Command::new(env::current_exe().unwrap());
-    command.args(["--exact", test, "--nocapture"]).env(CHILD, "1").stdin(Stdio::null());
-    command
-}
-
-fn succeeded(output: &Output) -> bool {
-    let said = String::from_utf8_lossy(&output.stdout);
-    if !output.status.success() {
-        eprintln!("{}\n{said}{}", output.status, String::from_utf8_lossy(&output.stderr));
-    }
-    output.status.success() && said.contains("1 passed")
-}
-
-/// What the first process told this one; `None` in the first.
-pub(crate) fn told() -> Option<String> {
-    env::var(PEER).ok()
+    process::dies(test, signal, || body(&Driver::new(test, &[])));
 }
 
 impl Driver {
+    fn new(test: &str, without: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = install(folder.path(), without).unwrap();
+        Driver { control: Control::open(&path).unwrap(), test: test.into(), _folder: folder }
+    }
+
     pub(crate) fn library(&self) -> &libloading::Library {
         self.control.library()
     }
 
     /// Runs the test once more in a second process, which is told something.
     pub(crate) fn peer(&self, what: &str, environment: &[(&str, &str)]) {
-        let mut command = again(&self.test);
-        command.env(PEER, what).envs(environment.iter().copied());
-        assert!(succeeded(&command.output().unwrap()), "the second process");
+        process::peer(&self.test, what, environment);
     }
 
     /// Initialises the driver and makes a device's primary context current.
