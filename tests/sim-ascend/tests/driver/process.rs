@@ -2,7 +2,10 @@
 
 use std::{
     ffi::{CStr, c_char},
+    fs,
     path::Path,
+    thread,
+    time::Duration,
 };
 
 use haulier_sim::process;
@@ -93,6 +96,31 @@ impl Driver {
     /// Runs the test once more in a second process, which is told something.
     pub(crate) fn peer(&self, what: &str, environment: &[(&str, &str)]) {
         process::peer(&self.test, what, environment);
+    }
+
+    /// As [`peer`](Driver::peer), with a second process that [asks](Driver::ask) for its pid to be let in.
+    pub(crate) fn peer_that_asks(&self, what: &str, allow: impl FnOnce(i32)) {
+        let (asked, may) = (self.folder().join("asked"), self.folder().join("may"));
+        thread::scope(|s| {
+            let peer = s.spawn(|| self.peer(&format!("{what} {}", self.folder().display()), &[]));
+            while !asked.exists() && !peer.is_finished() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            allow(fs::read_to_string(asked).unwrap().parse().unwrap());
+            fs::write(may, "").unwrap();
+        });
+    }
+
+    /// Tells the first process this one's pid as others mean it, and waits until it is let in.
+    pub(crate) fn ask(&self, folder: &str) {
+        let (folder, mut pid) = (Path::new(folder), 0i32);
+        ok!(self, aclrtDeviceGetBareTgid(&raw mut pid));
+        let written = folder.join("written");
+        fs::write(&written, pid.to_string()).unwrap();
+        fs::rename(written, folder.join("asked")).unwrap();
+        while !folder.join("may").exists() {
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Sets the thread's device, and answers with its primary context.
