@@ -1,6 +1,9 @@
 //! Ordinary device memory that other processes open by a key.
 
-use std::{collections::HashMap, ffi::c_char};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    ffi::c_char,
+};
 
 use backend_cpu::strict::{MemoryKind, Residence};
 use haulier_sim::log::About;
@@ -131,13 +134,14 @@ runtime! {
         }
         let shared = machine.export_opaque(base)?;
         let mut exports = sim.shared.exports.lock();
-        if !exports.contains_key(&base) {
-            let physical = machine.physical(shared.device)?;
-            let record = Record::new(sim.settings.seed, physical, flags == FLAG, &shared.token)?;
-            let export = Export { device: shared.device, flags, key: key_of(record.place()?), record };
-            exports.insert(base, export);
-        }
-        let export = &exports[&base];
+        let export = match exports.entry(base) {
+            Entry::Occupied(before) => before.into_mut(),
+            Entry::Vacant(new) => {
+                let physical = machine.physical(shared.device)?;
+                let record = Record::new(sim.settings.seed, physical, flags == FLAG, &shared.token)?;
+                new.insert(Export { device: shared.device, flags, key: key_of(record.place()?), record })
+            }
+        };
         if export.flags != flags {
             return refused(status::PARAMETER, "exported before, with other flags");
         }
