@@ -86,9 +86,13 @@ impl Contexts {
         self.index(context).and_then(|at| table.get_mut(at)).map(look)
     }
 
-    /// Whether a device has a context that exists.
-    fn is_used(&self, device: u32) -> bool {
-        self.table.lock().iter().any(|context| context.live && context.device == device)
+    /// A device's contexts that exist.
+    fn of_device(&self, device: u32) -> Vec<u64> {
+        let table = self.table.lock();
+        let live = (FIRST..).step_by(STEP as usize).zip(table.iter());
+        live.filter(|(_, context)| context.live && context.device == device)
+            .map(|(handle, _)| handle)
+            .collect()
     }
 }
 
@@ -164,7 +168,7 @@ impl Sim {
         for stream in self.streams.take_of(context) {
             machine.destroy_stream(stream)?;
         }
-        if !self.contexts.is_used(device) {
+        if self.contexts.of_device(device).is_empty() {
             machine.reset_device(device)?;
             self.pinned.forget(device);
             self.shared.forget(device);
@@ -172,13 +176,13 @@ impl Sim {
         self.follow()
     }
 
-    /// Gives all references to a device back, whoever holds them.
+    /// Gives all references to a device back, whoever holds them, and ends all its contexts, whoever made them.
     pub(crate) fn reset_by_force(&self, device: u32) -> Answer {
         let machine = self.machine()?;
         while machine.retained(device)? > 0 {
             machine.release_device(device)?;
         }
-        self.end(self.contexts.primary(device), device)
+        self.contexts.of_device(device).into_iter().try_for_each(|context| self.end(context, device))
     }
 
     /// Takes the device away from the thread that gave it back, however often it was set.

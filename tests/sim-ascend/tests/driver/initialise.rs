@@ -22,12 +22,15 @@ driver_tests! {
         ok!(d, aclFinalizeReference(&raw mut left));
         assert_eq!(left, 1);
         assert_eq!(acl!(d, aclInit(NOTHING)), 100002);
-        d.on(0);
+        let mut own = 0u64;
+        ok!(d, aclrtCreateContext(&raw mut own, 1i32));
+        let primary = d.on(0);
         let pointer = d.malloc(64);
         ok!(d, aclFinalize());
         assert_eq!(acl!(d, aclFinalize()), 100037);
         // Whoever else used the runtime has lost everything.
         assert_eq!((d.current().0, acl!(d, aclrtFree(pointer))), (107002, 107000));
+        assert_eq!([own, primary].map(|context| acl!(d, aclrtSetCurrentContext(context))), [107002; 2]);
     }
 
     fn nothing_has_to_be_initialised[](d) {
