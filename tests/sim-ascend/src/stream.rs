@@ -188,6 +188,9 @@ runtime! {
         // The other way round than an event's status.
         state.set(i32::from(!machine.query_stream(stream)?))
     };
+    fn aclrtStreamGetFlags(stream: u64, flags: Out<u32>) [About::Stream(stream)] |sim| {
+        flags.set(sim.made(sim.stream(stream)?)?.flags)
+    };
     fn aclrtStreamAbort(stream: u64) [About::Stream(stream)] |sim| {
         Ok(sim.machine()?.abort_stream(sim.usable(stream)?)?)
     };

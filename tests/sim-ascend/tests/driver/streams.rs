@@ -92,6 +92,9 @@ driver_tests! {
         for flag in [4u32, 0x10, 0x20] {
             let (mut stream, pointer) = (0u64, d.malloc(64));
             ok!(d, aclrtCreateStreamWithConfig(&raw mut stream, 0u32, flag));
+            let mut flags = 0u32;
+            ok!(d, aclrtStreamGetFlags(stream, &raw mut flags));
+            assert_eq!(flags, flag);
             d.control.hold(stream).unwrap();
             d.control.fill(stream, pointer, 64, 7).unwrap();
             ok!(d, aclrtSynchronizeStream(stream));
