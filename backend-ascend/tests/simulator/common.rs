@@ -42,9 +42,10 @@ pub(crate) fn alone_with(setup: Setup, body: impl FnOnce(Control)) {
             eprintln!("the test hangs");
             process::abort();
         });
-        let sim = Control::open(&library()).expect("the simulated runtime can be loaded");
+        let open = || Control::open(&library()).expect("the simulated runtime can be loaded");
+        let (sim, steered) = (open(), open());
         body(sim);
-        never_reset();
+        never_reset(&steered);
         return;
     }
     for cann in ["8.5.0", "9.0.0"] {
@@ -60,8 +61,7 @@ pub(crate) fn alone_with(setup: Setup, body: impl FnOnce(Control)) {
 }
 
 /// A library never takes the device from the rest of the process.
-fn never_reset() {
-    let sim = Control::open(&library()).expect("it is loaded");
+fn never_reset(sim: &Control) {
     for call in [
         "aclFinalize",
         "aclFinalizeReference",
