@@ -1,5 +1,6 @@
 //! What the tests of the workspace are made of: the conformance suite, rigs, real processes.
 
+pub mod ascend;
 pub mod backends;
 pub mod conformance;
 pub mod cuda;

@@ -181,14 +181,16 @@ fn address(pointer: *mut c_void) -> usize {
     pointer.expose_provenance()
 }
 
-/// The text behind a pointer that may be null.
+/// The text behind a pointer that may be null, as one line: ACL's has several, and is part of a sentence here.
 ///
 /// # Safety
 /// It must be null or lead to text that ends with 0.
 unsafe fn text(words: *const c_char) -> Option<String> {
     // SAFETY: the caller's promise.
     let words = (!words.is_null()).then(|| unsafe { CStr::from_ptr(words) })?;
-    Some(words.to_string_lossy().trim().to_owned()).filter(|words| !words.is_empty())
+    let words = words.to_string_lossy();
+    let lines: Vec<_> = words.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    (!lines.is_empty()).then(|| lines.join("; "))
 }
 
 impl Driver {
