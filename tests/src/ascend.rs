@@ -273,18 +273,19 @@ impl Fixture<AscendDevice> for AscendFixture {
         let old = env::var(RELEASE).is_ok_and(|release| release.as_str() < "9");
         let why = if old { NotExportable::UnknownBase } else { NotExportable::Pool };
         let len = if old { PAGE } else { 64 };
-        let made = on(&self.device, || {
-            // One may begin with a page by chance.
-            [0, 1].map(|_| {
-                let mut pointer = 0usize;
-                assert_eq!(acl!(aclrtMalloc(&mut pointer => *mut usize, len => usize, 0 => i32)), 0);
-                pointer
-            })
-        });
-        self.kept.lock().extend(made);
-        made.into_iter()
-            .filter(|pointer| old || !pointer.is_multiple_of(PAGE))
-            .map(|pointer| (self.device.region(pointer, len), why))
-            .collect()
+        let make = || {
+            let mut pointer = 0usize;
+            assert_eq!(acl!(aclrtMalloc(&mut pointer => *mut usize, len => usize, 0 => i32)), 0);
+            pointer
+        };
+        // Some begin with a page by chance, where one was free.
+        for _ in 0..256 {
+            let pointer = on(&self.device, make);
+            self.kept.lock().push(pointer);
+            if old || !pointer.is_multiple_of(PAGE) {
+                return vec![(self.device.region(pointer, len), why)];
+            }
+        }
+        Vec::new()
     }
 }
