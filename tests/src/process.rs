@@ -56,15 +56,25 @@ pub fn binary() -> &'static Path {
 /// Where it cannot be built.
 pub fn binary_with_cuda() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(|| {
-        let built =
-            build(&["cuda"]).unwrap_or_else(|e| panic!("the haulier command could not be built: {e}"));
-        // Cargo gives each selection of features the same name, and the next build takes it away.
-        let own = built.with_file_name("haulier-with-cuda");
-        let fresh = built.with_file_name(format!("haulier-with-cuda.{}", std::process::id()));
-        fs::copy(&built, &fresh).and_then(|_| fs::rename(&fresh, &own)).expect("a copy of the command");
-        own
-    })
+    BINARY.get_or_init(|| binary_with("cuda"))
+}
+
+/// As [`binary_with_cuda`], with the Ascend backend.
+///
+/// # Panics
+/// As there.
+pub fn binary_with_ascend() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| binary_with("ascend"))
+}
+
+fn binary_with(backend: &str) -> PathBuf {
+    let built = build(&[backend]).unwrap_or_else(|e| panic!("the haulier command could not be built: {e}"));
+    // Cargo gives each selection of features the same name, and the next build takes it away.
+    let own = built.with_file_name(format!("haulier-with-{backend}"));
+    let fresh = built.with_file_name(format!("haulier-with-{backend}.{}", std::process::id()));
+    fs::copy(&built, &fresh).and_then(|_| fs::rename(&fresh, &own)).expect("a copy of the command");
+    own
 }
 
 fn build(features: &[&str]) -> Result<PathBuf, String> {
@@ -185,6 +195,11 @@ impl Process {
             let _ = pidfd_send_signal(&*watched, Signal::KILL);
         });
         Ok(Process { child, handle, _watchdog: watchdog })
+    }
+
+    /// What it writes to a pipe that its command made of stdout, once.
+    pub fn take_stdout(&mut self) -> Option<ChildStdout> {
+        self.child.stdout.take()
     }
 
     /// Its id.

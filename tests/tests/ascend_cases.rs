@@ -1,0 +1,250 @@
+//! Cases of the field's reports on the Ascend backend, through a client here and the daemon of `haulier serve` in another
+//! process, with simulated runtimes of one machine. No NPU takes part.
+
+use std::{
+    env, fs,
+    io::{BufRead, BufReader},
+    path::PathBuf,
+    process::{self, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use backend_ascend::AscendDevice;
+use hal::{Buffer, DeviceExt, Region};
+use haulier::{Error, Options, Payload, Put, StoreClient};
+use haulier_sim::log::Call;
+use haulier_tests::{
+    acl,
+    ascend::{LIBRARY, RELEASE, device, install_into, on, sim, stream},
+    conformance::pattern,
+    process::{Process, binary_with_ascend},
+};
+use tempfile::TempDir;
+
+/// Names the test that a process is there for.
+const ALONE: &str = "HAULIER_TEST_ALONE";
+/// More than what may travel inside a message.
+const LEN: usize = 64 << 10;
+
+/// Runs the calling test's `body` in processes of their own, with a runtime as of CANN 8.5 and as of CANN 9.
+fn alone(body: impl FnOnce()) {
+    let test = thread::current().name().expect("called on the test's own thread").to_owned();
+    if env::var(ALONE).as_deref() == Ok(&test) {
+        thread::spawn(|| {
+            thread::sleep(Duration::from_secs(300));
+            eprintln!("the test hangs");
+            process::abort();
+        });
+        return body();
+    }
+    for release in ["8.5.0", "9.0.0"] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut again = Command::new(env::current_exe().unwrap());
+        again.args([&test, "--exact", "--nocapture", "--test-threads=1"]).env(ALONE, &test);
+        again.env(LIBRARY, install_into(folder.path(), release)).env(RELEASE, release);
+        let output = again.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let passed = output.status.success() && said.contains("1 passed");
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert!(passed, "CANN {release}: {}\n{said}{err}", output.status);
+    }
+}
+
+/// The daemon, which opens memory of NPUs.
+struct Daemon {
+    process: Process,
+    place: TempDir,
+}
+
+impl Daemon {
+    fn start(environment: &[(&str, &str)]) -> Self {
+        let place = tempfile::tempdir().unwrap();
+        let mut command = Command::new(binary_with_ascend());
+        command.args(["serve", "--pool", "256MiB", "--backend", "ascend", "--socket"]);
+        command.arg(place.path().join("private/node.sock"));
+        command.env("HAULIER_SIM_LOG", place.path()).envs(environment.iter().copied());
+        command.stdout(Stdio::piped());
+        let mut child = Process::spawn(&mut command).unwrap();
+        let ready = BufReader::new(child.take_stdout().unwrap()).lines().next().unwrap().unwrap();
+        assert!(ready.contains("node.sock"), "{ready}");
+        Daemon { process: child, place }
+    }
+
+    fn client(&self, device: AscendDevice) -> StoreClient<AscendDevice> {
+        StoreClient::connect(device, self.socket(), Options::default()).unwrap()
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.place.path().join("private/node.sock")
+    }
+
+    /// What its runtime was asked, until now.
+    fn calls(&self) -> Vec<Call> {
+        let log = self.place.path().join(format!("ascend-{}.jsonl", self.process.id()));
+        let lines = fs::read_to_string(log).unwrap();
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn count(&self, function: &str) -> usize {
+        self.calls().iter().filter(|call| call.function == function).count()
+    }
+}
+
+/// The calls that had another device current than the one they were about, or none where they need one.
+fn misplaced(calls: Vec<Call>) -> Vec<Call> {
+    assert!(!calls.is_empty(), "nothing was called, so this shows nothing");
+    let needs_a_context = |call: &Call| {
+        ["Malloc", "Free", "Memcpy", "Stream", "Synchronize", "Ipc", "HostRegister", "HostUnregister"]
+            .iter()
+            .any(|family| call.function.starts_with(&format!("aclrt{family}")))
+    };
+    let astray = |call: &Call| call.device.is_none() || call.owner.is_some_and(|o| call.device != Some(o));
+    calls.into_iter().filter(|call| needs_a_context(call) && astray(call)).collect()
+}
+
+fn filled(device: &AscendDevice, bytes: &[u8]) -> Buffer<AscendDevice> {
+    let buffer = device.buffer(bytes.len()).unwrap();
+    sim().poke(buffer.region().addr as u64, bytes).unwrap();
+    buffer
+}
+
+fn peek(region: Region) -> Vec<u8> {
+    sim().peek(region.addr as u64, region.len).unwrap()
+}
+
+fn has_context() -> bool {
+    let mut context = 0usize;
+    acl!(aclrtGetCurrentContext(&mut context => *mut usize)) == 0 && context != 0
+}
+
+/// P01, P02, P03: clients on two devices, whose threads have no context, and a daemon where nobody sets a device.
+#[test]
+fn two_devices_interleaved_from_threads_without_a_context_have_the_right_one_in_each_call() {
+    alone(|| {
+        let daemon = Daemon::start(&[]);
+        thread::scope(|scope| {
+            for logical in [0, 1] {
+                let daemon = &daemon;
+                scope.spawn(move || {
+                    let device = device(logical);
+                    let client = daemon.client(device);
+                    for round in 0..100u32 {
+                        let bytes = pattern(round as u8, LEN + round as usize);
+                        let buffer = filled(&device, &bytes);
+                        let key = format!("{logical}/{round}");
+                        assert_eq!(client.put(&key, &buffer).unwrap(), Put::Stored);
+                        let mut back = device.buffer(bytes.len()).unwrap();
+                        client.get_into(&key, &mut back).unwrap();
+                        assert!(peek(back.region()) == bytes, "{key}");
+                        assert!(client.get(&key).unwrap() == bytes, "{key}");
+                    }
+                    assert!(!has_context(), "the caller's thread was left bound");
+                });
+            }
+        });
+        for calls in [sim().log(), daemon.calls()] {
+            assert!(calls.iter().filter(|call| call.function == "aclrtSetDevice").count() <= 2);
+            let wrong = misplaced(calls);
+            assert!(wrong.is_empty(), "{wrong:#?}");
+        }
+        // By key, and each closed before the answer: the memory was freed at once.
+        let imported = daemon.count("aclrtIpcMemImportByKey");
+        assert_eq!((imported, daemon.count("aclrtIpcMemClose")), (400, 400));
+        assert_eq!(device(0).failed_drops(), 0);
+        assert_eq!(sim().live_allocations(), Ok(0));
+    });
+}
+
+/// P14, P16.
+#[test]
+fn a_put_waits_for_the_stream_that_was_named_and_sends_what_it_wrote() {
+    alone(|| {
+        let daemon = Daemon::start(&[]);
+        let device = device(1);
+        let client = daemon.client(device);
+        let buffer = filled(&device, &[0; LEN]);
+        let stream = stream(&device);
+        for byte in [0xab, 0xcd] {
+            sim().hold(stream.raw() as u64).unwrap();
+            let queue = || sim().fill(stream.raw() as u64, buffer.region().addr as u64, LEN, byte);
+            on(&device, queue).unwrap();
+            thread::scope(|scope| {
+                let put = || device.with_stream(stream, || client.upsert("k", &buffer));
+                let putting = scope.spawn(put);
+                sim().wait_for_calls("aclrtSynchronizeStreamWithTimeout", 1);
+                assert!(!putting.is_finished());
+                assert_eq!(sim().pending(stream.raw() as u64).map(|queued| queued > 0), Ok(true));
+                sim().release(stream.raw() as u64).unwrap();
+                putting.join().unwrap().unwrap();
+            });
+            assert_eq!(sim().pending(stream.raw() as u64), Ok(0));
+            assert!(client.get("k").unwrap() == vec![byte; LEN]);
+            sim().clear_log().unwrap();
+        }
+        // A wait that fails sends nothing.
+        sim().plan_faults("aclrtSynchronizeStreamWithTimeout=507015").unwrap();
+        let refused = device.with_stream(stream, || client.put("never", &buffer));
+        assert!(matches!(refused, Err(Error::NotSent { .. })), "{refused:?}");
+        sim().clear_faults().unwrap();
+        assert!(!client.exists("never").unwrap());
+    });
+}
+
+/// P25, P37: what the daemon's runtime refuses goes by staging, in the same call.
+#[test]
+fn what_cannot_be_opened_there_goes_by_staging() {
+    alone(|| {
+        let daemon = Daemon::start(&[("HAULIER_SIM_FAULTS", "aclrtIpcMemImportByKey=507899")]);
+        let device = device(0);
+        let client = daemon.client(device);
+        let bytes = pattern(7, LEN);
+        let buffer = filled(&device, &bytes);
+        assert_eq!(client.put("k", &buffer).unwrap(), Put::Stored);
+        assert!(client.get("k").unwrap() == bytes);
+        assert!(daemon.count("aclrtIpcMemImportByKey") > 0, "it was tried");
+    });
+}
+
+/// P35: the daemon sees the devices in another order.
+#[test]
+fn the_daemon_opens_memory_on_the_same_npu_whatever_its_number_there() {
+    alone(|| {
+        let daemon = Daemon::start(&[("ASCEND_RT_VISIBLE_DEVICES", "1,0")]);
+        let device = device(0);
+        let client = daemon.client(device);
+        let bytes = pattern(7, LEN);
+        assert_eq!(client.put("k", &filled(&device, &bytes)).unwrap(), Put::Stored);
+        assert!(client.get("k").unwrap() == bytes);
+        let imports: Vec<_> = daemon.calls();
+        let imports = imports.iter().filter(|call| call.function == "aclrtIpcMemImportByKey");
+        assert!(imports.map(|call| (call.device, call.status)).eq([(Some(1), Some(0))]));
+    });
+}
+
+/// P28: the driver has no ids for memory of others, and says nothing when it is freed.
+#[test]
+fn freed_and_reused_addresses_are_read_anew() {
+    alone(|| {
+        let daemon = Daemon::start(&[]);
+        let device = device(0);
+        let client = daemon.client(device);
+        for round in 0..200u32 {
+            let bytes = round.to_le_bytes().repeat(LEN / 4);
+            let pointer = on(&device, || {
+                let mut pointer = 0usize;
+                assert_eq!(acl!(aclrtMalloc(&mut pointer => *mut usize, LEN => usize, 0 => i32)), 0);
+                pointer
+            });
+            sim().poke(pointer as u64, &bytes).unwrap();
+            // SAFETY: the memory is freed after the call.
+            let payload = unsafe { Payload::raw(pointer, LEN) };
+            client.upsert("k", payload).unwrap();
+            assert_eq!(on(&device, || acl!(aclrtFree(pointer => usize))), 0);
+            assert!(client.get("k").unwrap() == bytes, "stale bytes in round {round}");
+        }
+        let by_key = env::var(RELEASE).unwrap().starts_with('9');
+        assert_eq!(daemon.count("aclrtIpcMemImportByKey"), if by_key { 200 } else { 0 });
+        assert_eq!(daemon.count("aclrtIpcMemClose"), daemon.count("aclrtIpcMemImportByKey"));
+    });
+}
