@@ -271,7 +271,8 @@ fn foreign(
     let mut end = base + first;
     // Only mappings, as PyTorch's expandable segments are made of, belong together; neighbours of `aclrtMalloc` do not.
     let wanted = addr.saturating_add(len);
-    while end < wanted && chunks.len() < CHUNKS_MAX && is_mapping(driver, chunks[chunks.len() - 1].0) {
+    let joins = end < wanted && is_mapping(driver, base);
+    while joins && end < wanted && chunks.len() < CHUNKS_MAX {
         match driver.address_range(end) {
             Ok((next, more)) if next == end && more > 0 && is_mapping(driver, end) => {
                 chunks.push((next, more));

@@ -123,7 +123,11 @@ fn a_configured_default_device_fools_nobody() {
         assert_eq!(device.bind_current().map(drop).unwrap_err().kind(), Kind::CannotRestore);
         let bytes = pattern(4096);
         let memory = device.buffer(4096).unwrap();
-        device.bound(|bound| Ok(write(bound, memory.region(), &bytes))).unwrap();
+        let copy = device.bound(|bound| {
+            write(bound, memory.region(), &bytes);
+            Ok(())
+        });
+        copy.unwrap();
         let workers = Workers::start(device, 4).unwrap();
         for _ in 0..16 {
             workers.run(patient(), "test", |bound| bound.allocate(4096).map(drop)).unwrap();
