@@ -1,0 +1,14 @@
+//! The stores that are called from this process.
+
+mod haulier;
+mod line;
+mod memcached;
+mod memcpy;
+mod redis;
+
+pub use self::{
+    haulier::{HaulierHere, HaulierNode},
+    memcached::Memcached,
+    memcpy::{Fresh, Memcpy},
+    redis::Redis,
+};
