@@ -14,7 +14,6 @@ import fcntl
 import json
 import mmap
 import os
-import random
 import signal
 import socket
 import struct
@@ -274,7 +273,7 @@ def once(store, job):
 
 
 def check(store, job):
-    value = random.randbytes(job.total)
+    value = os.urandom(job.total)
     store.fill(job, value)
     put, get = (job, job.as_op("get_into")) if job.writes else (job.as_op("put"), job)
     once(store, put)

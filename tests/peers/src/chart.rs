@@ -10,12 +10,12 @@ use crate::{
     report::{Figures, Report, short},
 };
 
-const WIDTH: f64 = 960.0;
+const WIDTH: f64 = 1040.0;
 const HEAD: f64 = 74.0;
 const PANEL: f64 = 430.0;
 const FOOT: f64 = 44.0;
 /// Of a panel: where the plot lies in it.
-const LEFT: f64 = 250.0;
+const LEFT: f64 = 320.0;
 const RIGHT: f64 = WIDTH - 64.0;
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = PANEL - 34.0;
@@ -44,7 +44,7 @@ text { font: 13px system-ui, sans-serif; fill: #1f2328; }
 /// The lines of the chart: peer and colour. The colours stand out on white and on near-black.
 const PEERS: [(&str, &str); 9] = [
     ("memcpy", "#808890"),
-    ("floor: mailbox", "#a38a2c"),
+    ("floor: futex", "#a38a2c"),
     ("haulier", "#e8590c"),
     ("haulier, in process", "#d6748f"),
     ("mooncake, registered once", "#3b82d6"),

@@ -121,7 +121,7 @@ impl Report {
         self.rows.iter().find(|row| row.peer == peer && row.op == op && row.shape == shape)
     }
 
-    /// All shapes, in the order of the run.
+    /// All shapes, single values first.
     pub fn shapes(&self) -> Vec<Shape> {
         let mut shapes: Vec<Shape> = Vec::new();
         for row in &self.rows {
@@ -129,6 +129,7 @@ impl Report {
                 shapes.push(row.shape);
             }
         }
+        shapes.sort_by_key(|shape| (shape.values > 1, shape.bytes));
         shapes
     }
 
@@ -136,7 +137,7 @@ impl Report {
     pub fn markdown(&self) -> String {
         let mut text = format!(
             "# Haulier beside other stores\n\n\
-             Ran on a {}. {} rounds in {:.0} s; in each, every peer made calls for {} ms (large values: a few calls), one \
+             Ran on a {}. Up to {} rounds for each size, in {:.0} s; in each, every peer made calls for {} ms (large values: a few calls), one \
              after the other, so that whatever else the machine did hit all of them.\n\n\
              Each cell is the median of a call in µs, in brackets its ratio to a memcpy of the same bytes in the same \
              round, then the quartiles. A look at the clock costs {:.0} ns and is in every sample; calls shorter than \
