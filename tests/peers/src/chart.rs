@@ -10,12 +10,12 @@ use crate::{
     report::{Figures, Report, short},
 };
 
-const WIDTH: f64 = 1040.0;
+const WIDTH: f64 = 1090.0;
 const HEAD: f64 = 74.0;
 const PANEL: f64 = 430.0;
 const FOOT: f64 = 44.0;
 /// Of a panel: where the plot lies in it.
-const LEFT: f64 = 320.0;
+const LEFT: f64 = 370.0;
 const RIGHT: f64 = WIDTH - 64.0;
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = PANEL - 34.0;
