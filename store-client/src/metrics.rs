@@ -222,7 +222,7 @@ pub(crate) enum Op {
 impl Op {
     pub(crate) fn of(request: &Request<'_>) -> Self {
         match request {
-            Request::Hello { .. } => Op::Hello,
+            Request::Hello { .. } | Request::Ring => Op::Hello,
             Request::Reserve { .. } => Op::Reserve,
             Request::Commit { .. } | Request::PutInline { .. } | Request::PutIpc { .. } => Op::Put,
             Request::GetIpc { .. } | Request::Hold { .. } => Op::Get,

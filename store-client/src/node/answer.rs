@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::{
     error::{Error, Result},
-    wire::{self, MESSAGE_DESCRIPTORS_MAX, MESSAGE_MAX, Reply, SLOTS_MAX, Socket},
+    wire::{self, Link, MESSAGE_DESCRIPTORS_MAX, MESSAGE_MAX, Reply, SLOTS_MAX},
 };
 
 /// A client that does not read its answers for this long is served no more.
@@ -27,14 +27,14 @@ const _: () = assert!(SLOTS_MAX * SLOT <= BODY_MAX);
 /// The one answer that a request gets; none where its `id` is 0.
 #[derive(Debug)]
 pub(super) struct Answer<'s> {
-    socket: &'s Socket,
+    link: &'s mut Link,
     id: u64,
     buf: &'s mut Vec<u8>,
 }
 
 impl<'s> Answer<'s> {
-    pub(super) fn new(socket: &'s Socket, id: u64, buf: &'s mut Vec<u8>) -> Self {
-        Answer { socket, id, buf }
+    pub(super) fn new(link: &'s mut Link, id: u64, buf: &'s mut Vec<u8>) -> Self {
+        Answer { link, id, buf }
     }
 
     /// Sends the answer.
@@ -47,7 +47,7 @@ impl<'s> Answer<'s> {
         self.buf.clear();
         let answer = wire::Answer { id: self.id, reply };
         *self.buf = postcard::to_extend(&answer, mem::take(self.buf)).map_err(io::Error::other)?;
-        self.socket.send(self.buf, fds, Deadline::after(SEND_LIMIT))
+        self.link.send(self.buf, fds, Deadline::after(SEND_LIMIT))
     }
 
     /// Refuses the request as a whole.

@@ -31,7 +31,7 @@ impl<D: Device> Session<'_, D> {
     ) -> io::Result<()> {
         match request {
             // The session's loop has seen to it.
-            Request::Hello { .. } => answer.refuse(protocol("unexpected hello")),
+            Request::Hello { .. } | Request::Ring => answer.refuse(protocol("unexpected hello or ring")),
             Request::Arena { id } => self.arena(id, answer),
             Request::Reserve { lens, unless } if unless.is_empty() || unless.len() == lens.len() => {
                 self.reserve(&lens, &unless, answer)

@@ -3,6 +3,7 @@
 use std::{
     collections::HashSet,
     io,
+    os::fd::AsFd,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -10,12 +11,12 @@ use std::{
 
 use hal::{Deadline, Device, DeviceUuid};
 
-use super::{Shared, ahead::Share, answer::Answer, imports::Imports, sessions::Seat, table::Table};
+use super::{Shared, ahead::Share, answer::Answer, imports::Imports, os, sessions::Seat, table::Table};
 use crate::{
     error::{Error, Result},
     metrics::Op,
     store::{ArenaId, Grant, Object, Space, Writer},
-    wire::{Frame, Reply, Request, SLOTS_MAX, Socket, VERSION},
+    wire::{Frame, Link, Reply, Request, Ring, SLOTS_MAX, Socket, VERSION},
 };
 
 /// The most grants of one client; the pool bounds their bytes.
@@ -55,10 +56,10 @@ pub(super) struct Lent {
 }
 
 /// Serves a client on the calling thread until its socket ends.
-pub(super) fn serve<D: Device>(node: &Shared<D>, socket: &Socket, seat: &Seat) {
+pub(super) fn serve<D: Device>(node: &Shared<D>, socket: &Arc<Socket>, seat: &Seat) {
     let client = seat.id();
     let mut session: Option<Session<'_, D>> = None;
-    match converse(node, socket, seat, &mut session) {
+    match converse(node, Link::new(Arc::clone(socket)), seat, &mut session) {
         Ok(()) => tracing::debug!(client, "a client has left"),
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => tracing::debug!(client, "a client has died"),
         Err(e) => {
@@ -89,7 +90,7 @@ fn outlast(socket: &Socket) {
 /// Answers a client until its socket ends or, which is an error, nothing good can come of going on.
 fn converse<'n, D: Device>(
     node: &'n Shared<D>,
-    socket: &Socket,
+    mut link: Link,
     seat: &Seat,
     session: &mut Option<Session<'n, D>>,
 ) -> io::Result<()> {
@@ -97,7 +98,7 @@ fn converse<'n, D: Device>(
     let hello = Deadline::after(HELLO_LIMIT);
     loop {
         let wait = if session.is_some() { Deadline::NEVER } else { hello };
-        let len = socket.recv(&mut message, &mut fds, wait)?;
+        let len = link.recv(&mut message, &mut fds, wait)?;
         if len == 0 {
             return Ok(());
         }
@@ -108,16 +109,27 @@ fn converse<'n, D: Device>(
             Err(id) => {
                 let garbled = protocol("the message cannot be read");
                 node.metrics.count(Op::Garbled, None, garbled.label(), 1);
-                Answer::new(socket, id, &mut out).refuse(garbled)?;
+                Answer::new(&mut link, id, &mut out).refuse(garbled)?;
                 continue;
             }
         };
-        let answer = Answer::new(socket, id, &mut out);
+        let has_ring = link.has_ring();
+        let answer = Answer::new(&mut link, id, &mut out);
         let op = Op::of(&request);
         match (&mut *session, request) {
             (Some(_), Request::Hello { .. }) => {
                 answer.refuse(protocol("this connection has been greeted already"))?;
             }
+            (Some(_), Request::Ring) if has_ring => {
+                answer.refuse(protocol("this connection has a ring already"))?;
+            }
+            (Some(_), Request::Ring) => match Ring::create() {
+                Ok((ring, file)) => {
+                    answer.give(Reply::Ring, &[file.as_fd()])?;
+                    link.use_ring(ring);
+                }
+                Err(e) => answer.refuse(os("making a ring", &e))?,
+            },
             (Some(session), request) if slots(&request) > SLOTS_MAX => {
                 session.refuse(op, answer, protocol("the message has too many slots"))?;
             }

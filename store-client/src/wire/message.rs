@@ -122,6 +122,8 @@ pub(crate) enum Request<'a> {
     Metrics {
         offset: u64,
     },
+    /// Asks for shared memory by which all that follows goes.
+    Ring,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -254,6 +256,8 @@ pub(crate) enum Reply<'a> {
     Metrics { text: &'a str, len: u64 },
     /// The request as a whole was refused.
     Refused(crate::Error),
+    /// To `Ring`; its descriptor is beside.
+    Ring,
 }
 
 /// Memory that the client may write: `capacity` bytes at `offset` of `arena`, until it commits or abandons `grant`.

@@ -45,6 +45,8 @@ pub(crate) struct Socket {
     fd: OwnedFd,
     /// Whether receives sleep in slices already.
     sliced: AtomicBool,
+    /// Whether this side has ended it.
+    shut: AtomicBool,
 }
 
 impl Socket {
@@ -72,7 +74,7 @@ impl Socket {
         rustix::fs::fchmod(&fd, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
         rustix::net::bind(&fd, address)?;
         rustix::net::listen(&fd, BACKLOG)?;
-        Ok(Socket { fd, sliced: AtomicBool::new(false) })
+        Ok(Self::new(fd))
     }
 
     /// Waits for the next one that connects to this listening socket. [`shutdown`](Self::shutdown) ends the wait with an
@@ -137,6 +139,16 @@ impl Socket {
         if buf.len() < MESSAGE_MAX {
             buf.resize(MESSAGE_MAX, 0);
         }
+        self.recv_short(&mut buf[..MESSAGE_MAX], fds, deadline)
+    }
+
+    /// As [`recv`](Self::recv) for messages that fit `buf`, whose descriptors are added to `fds`.
+    pub(crate) fn recv_short(
+        &self,
+        buf: &mut [u8],
+        fds: &mut Vec<OwnedFd>,
+        deadline: Deadline,
+    ) -> io::Result<usize> {
         loop {
             let flags = match deadline.left() {
                 None => RecvFlags::CMSG_CLOEXEC,
@@ -149,7 +161,7 @@ impl Socket {
                     RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT
                 }
             };
-            match self.take(&mut buf[..MESSAGE_MAX], fds, flags) {
+            match self.take(buf, fds, flags) {
                 // A slice is over, or another thread was faster.
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 // The peer ended without reading all that it was sent.
@@ -180,8 +192,14 @@ impl Socket {
 
     /// Ends the connection for both sides, also for a thread that waits in [`recv`](Self::recv).
     pub(crate) fn shutdown(&self) {
+        self.shut.store(true, Ordering::Relaxed);
         // It fails only where the connection is gone already.
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
+    }
+
+    /// Whether this side has ended the connection.
+    pub(crate) fn is_shut(&self) -> bool {
+        self.shut.load(Ordering::Relaxed)
     }
 
     /// Tells the peer that nothing more comes: it reads what it was sent, and then the end. It can still be heard.
@@ -191,16 +209,20 @@ impl Socket {
     }
 
     /// Whether nothing more can come from the peer, once what has come is read.
-    fn has_peer_ended(&self) -> io::Result<bool> {
+    pub(crate) fn has_peer_ended(&self) -> io::Result<bool> {
         let mut fd = [PollFd::new(&self.fd, PollFlags::RDHUP)];
         retry_on_intr(|| poll(&mut fd, Some(&Timespec::default())))?;
         Ok(fd[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP))
     }
 
+    fn new(fd: OwnedFd) -> Self {
+        Socket { fd, sliced: AtomicBool::new(false), shut: AtomicBool::new(false) }
+    }
+
     fn from_connected(fd: OwnedFd) -> io::Result<Self> {
         // The kernel cuts it to what the administrator allows.
         sockopt::set_socket_send_buffer_size(&fd, BUFFER)?;
-        Ok(Socket { fd, sliced: AtomicBool::new(false) })
+        Ok(Self::new(fd))
     }
 
     /// One attempt, without waiting.

@@ -12,7 +12,7 @@ use std::{
     process,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, Ordering, fence},
     },
 };
 
@@ -25,7 +25,8 @@ use crate::{
     shm::{Access, Mapping},
     store::{Mode, Put},
     wire::{
-        Answer, ArenaInfo, CommitItem, Frame, Granted, Held, MESSAGE_MAX, Reply, Request, Socket, VERSION,
+        Answer, ArenaInfo, CommitItem, Frame, Granted, Held, Link, MESSAGE_MAX, Reply, Request, Ring, Socket,
+        VERSION,
     },
 };
 
@@ -91,15 +92,16 @@ pub(super) enum Taken {
 }
 
 pub(super) struct Connection {
-    socket: Socket,
     origin: Arc<Origin>,
     opened_in: u32,
     instance: u64,
     imports: bool,
     /// Locked from a request to its answer.
     line: Mutex<Line>,
-    /// What waits to go back to the daemon, because the socket was full.
+    /// What waits to go back to the daemon, because the line was taken or full. Who has the line sends it.
     owed: Mutex<Owed>,
+    /// Whether anything does; changed under the lock of `owed`.
+    owes: AtomicBool,
     /// The one grant that was given ahead.
     spare: Mutex<Option<Granted>>,
     readable: RwLock<HashMap<u64, Arc<Mapping>>>,
@@ -110,6 +112,7 @@ pub(super) struct Connection {
 
 /// What a request in progress uses. The buffers are reused.
 struct Line {
+    link: Link,
     last: u64,
     /// Requests whose answer was not waited for and may still come.
     given_up: Vec<u64>,
@@ -144,12 +147,38 @@ impl Connection {
                 format!("it is served by user {server}, not by {}; use a private directory", user.as_raw());
             return Err(unreachable(origin, reason));
         }
-        Self::over(socket, origin, deadline).map_err(|fault| fault.into_error(OP, origin))
+        let connection = Self::over(socket, origin, deadline);
+        connection
+            .and_then(|connection| connection.ask_for_ring(deadline).map(|()| connection))
+            .map_err(|fault| fault.into_error(OP, origin))
+    }
+
+    /// From now on messages go by a ring, if the daemon can make one.
+    fn ask_for_ring(&self, deadline: Deadline) -> Result<(), Fault> {
+        let ring =
+            self.call(Request::Ring, &[], deadline, |reply, descriptors| match (reply, descriptors.pop()) {
+                (Reply::Ring, Some(file)) => {
+                    Ring::open(&file).map_err(|e| Error::Protocol { reason: e.to_string() })
+                }
+                _ => Err(astray()),
+            });
+        match ring {
+            Ok(ring) => {
+                self.line.lock().link.use_ring(ring);
+                Ok(())
+            }
+            Err(Fault::Refused(e)) => {
+                tracing::warn!(%e, "messages to the node daemon go by the socket, which is slower");
+                Ok(())
+            }
+            Err(fault) => Err(fault),
+        }
     }
 
     /// Introduces itself over a connected socket.
     pub(super) fn over(socket: Socket, origin: &Arc<Origin>, deadline: Deadline) -> Result<Arc<Self>, Fault> {
         let line = Line {
+            link: Link::new(Arc::new(socket)),
             last: 0,
             given_up: Vec::new(),
             out: vec![0; MESSAGE_MAX].into_boxed_slice(),
@@ -157,13 +186,13 @@ impl Connection {
             descriptors: Vec::new(),
         };
         let mut connection = Connection {
-            socket,
             origin: Arc::clone(origin),
             opened_in: process::id(),
             instance: 0,
             imports: false,
             line: Mutex::new(line),
             owed: Mutex::default(),
+            owes: AtomicBool::new(false),
             spare: Mutex::default(),
             readable: RwLock::default(),
             writable: RwLock::default(),
@@ -220,11 +249,25 @@ impl Connection {
         if self.has_ended() {
             return Err(Fault::Lost { sent: false, reason: "it ended during another request".into() });
         }
-        self.pay(&mut line, deadline)?;
+        let outcome = self.ask(&mut line, request, descriptors, deadline, take);
+        drop(line);
+        self.settle();
+        outcome
+    }
+
+    fn ask<R>(
+        &self,
+        line: &mut Line,
+        request: Request<'_>,
+        descriptors: &[BorrowedFd<'_>],
+        deadline: Deadline,
+        take: impl FnOnce(Reply<'_>, &mut Vec<OwnedFd>) -> Result<R>,
+    ) -> Result<R, Fault> {
+        self.pay(line, Some(deadline))?;
         let id = line.last + 1;
-        self.send(&mut line, &Frame { id, request }, descriptors, deadline)?;
+        self.send(line, &Frame { id, request }, descriptors, deadline)?;
         line.last = id;
-        let outcome = self.receive(&mut line, id, deadline, take);
+        let outcome = self.receive(line, id, deadline, take);
         // Closes descriptors that nobody asked for.
         line.descriptors.clear();
         if let Err(Fault::Timeout { .. }) = outcome {
@@ -244,8 +287,9 @@ impl Connection {
             let what = format!("the request does not fit a message of {MESSAGE_MAX} bytes");
             Fault::Refused(Error::InvalidArgument { what })
         })?;
-        self.socket.send(bytes, descriptors, deadline).map_err(|e| match e.kind() {
+        line.link.send(bytes, descriptors, deadline).map_err(|e| match e.kind() {
             io::ErrorKind::TimedOut => Fault::Timeout { sent: false },
+            io::ErrorKind::InvalidData => self.broken(Error::Protocol { reason: e.to_string() }),
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::NotConnected => {
                 self.lost(false, e.to_string())
             }
@@ -263,10 +307,10 @@ impl Connection {
         deadline: Deadline,
         take: impl FnOnce(Reply<'_>, &mut Vec<OwnedFd>) -> Result<R>,
     ) -> Result<R, Fault> {
-        let Line { given_up, inbox, descriptors, .. } = line;
+        let Line { link, given_up, inbox, descriptors, .. } = line;
         loop {
-            let len = match self.socket.recv(inbox, descriptors, deadline) {
-                Ok(0) => return Err(self.lost(true, "the daemon closed it".into())),
+            let len = match link.recv(inbox, descriptors, deadline) {
+                Ok(0) => return Err(self.lost(link.was_taken(), "the daemon closed it".into())),
                 Ok(len) => len,
                 Err(e) => {
                     return Err(match e.kind() {
@@ -339,7 +383,8 @@ impl Connection {
         }
     }
 
-    /// Lets holds go: now, or with the next request where the socket is full.
+    /// Lets holds go. Never waits: where a request is in progress, they go after it; where the daemon does not read, with
+    /// the next one.
     pub(super) fn release(&self, holds: Vec<u64>) {
         self.put_back(Owed { holds, grants: Vec::new() });
     }
@@ -349,34 +394,61 @@ impl Connection {
         self.put_back(Owed { holds: Vec::new(), grants });
     }
 
-    fn put_back(&self, mut back: Owed) {
-        // The socket of a forked child is its parent's, and so are the holds and grants.
-        if self.has_ended() || process::id() != self.opened_in {
+    fn put_back(&self, back: Owed) {
+        // The connection of a forked child is its parent's, and so are the holds and grants.
+        if back.is_empty() || self.has_ended() || process::id() != self.opened_in {
             return;
         }
-        while let Some(request) = back.next() {
-            let frame = Frame { id: 0, request };
-            let sent = postcard::to_stdvec(&frame)
-                .is_ok_and(|bytes| matches!(self.socket.try_send(&bytes), Ok(true)));
-            if !sent {
-                // If the socket has ended, the next request notices.
-                self.owed.lock().add(frame.request, back);
+        let mut owed = self.owed.lock();
+        owed.add(back);
+        self.owes.store(true, Ordering::Relaxed);
+        drop(owed);
+        self.settle();
+    }
+
+    /// Sends what is owed if nobody has the line; else who has it does this when it is done.
+    fn settle(&self) {
+        loop {
+            // Either this thread gets the line or the one that has it sees what is owed, which it looks for after that.
+            fence(Ordering::SeqCst);
+            if !self.owes.load(Ordering::Relaxed) {
+                return;
+            }
+            let Some(mut line) = self.line.try_lock() else { return };
+            // What cannot be sent now comes with the next request. That the daemon has gone shows there as well.
+            if !matches!(self.pay(&mut line, None), Ok(true)) {
                 return;
             }
         }
     }
 
-    /// Sends what could not be sent before.
-    fn pay(&self, line: &mut Line, deadline: Deadline) -> Result<(), Fault> {
-        let mut owed = mem::take(&mut *self.owed.lock());
+    /// Sends what is owed, at once or by the deadline; whether all was sent.
+    fn pay(&self, line: &mut Line, wait: Option<Deadline>) -> Result<bool, Fault> {
+        if !self.owes.load(Ordering::Relaxed) {
+            return Ok(true);
+        }
+        let mut guard = self.owed.lock();
+        let mut owed = mem::take(&mut *guard);
+        self.owes.store(false, Ordering::Relaxed);
+        drop(guard);
         while let Some(request) = owed.next() {
             let frame = Frame { id: 0, request };
-            if let Err(fault) = self.send(line, &frame, &[], deadline) {
-                self.owed.lock().add(frame.request, owed);
-                return Err(fault);
+            let sent = match wait {
+                Some(deadline) => self.send(line, &frame, &[], deadline).map(|()| true),
+                None => {
+                    let bytes = postcard::to_slice(&frame, &mut line.out);
+                    Ok(bytes.is_ok_and(|bytes| matches!(line.link.try_send(bytes), Ok(true))))
+                }
+            };
+            if !matches!(sent, Ok(true)) {
+                owed.put_back(frame.request);
+                let mut guard = self.owed.lock();
+                guard.add(owed);
+                self.owes.store(true, Ordering::Relaxed);
+                return sent;
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The arena for reading, where it is mapped: the client's own are, and the copy out of one needs no second mapping.
@@ -567,15 +639,22 @@ impl Owed {
         }
     }
 
-    /// Adds a message that could not be sent, and what would have come after it.
-    fn add(&mut self, unsent: Request<'static>, mut rest: Owed) {
+    /// Takes back a message that could not be sent.
+    fn put_back(&mut self, unsent: Request<'static>) {
         match unsent {
             Request::Release { mut holds } => self.holds.append(&mut holds),
             Request::Abandon { mut grants } => self.grants.append(&mut grants),
             _ => {}
         }
-        self.holds.append(&mut rest.holds);
-        self.grants.append(&mut rest.grants);
+    }
+
+    fn add(&mut self, mut more: Owed) {
+        self.holds.append(&mut more.holds);
+        self.grants.append(&mut more.grants);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.holds.is_empty() && self.grants.is_empty()
     }
 }
 

@@ -231,9 +231,9 @@ fn late_grants_and_holds_go_back_and_the_connection_stays_good() {
                 next,
                 Reply::Reserved { grants: vec![Ok(Some(granted(10, 1, 0..16)))], arenas: vec![] },
             );
-            peer.abandoned(&[7]);
+            // After the answer that was waited for, all together.
             peer.released(&[8]);
-            peer.abandoned(&[9]);
+            peer.abandoned(&[7, 9]);
             peer.abandoned(&[10]);
         },
         |connection| {
@@ -557,6 +557,8 @@ fn listening(peers: impl FnOnce(&Socket) + Send, client: impl FnOnce(&NodeEngine
 fn accept(listener: &Socket, instance: u64) -> Peer {
     let mut peer = Peer::new(listener.accept().unwrap());
     peer.greet(instance, true);
+    let id = peer.expect(|request| assert!(matches!(request, Request::Ring)));
+    peer.answer(id, Reply::Refused(Error::ResourceExhausted { what: "memory".into() }));
     peer
 }
 
