@@ -405,3 +405,17 @@ fn named_streams_nest_and_unwind() {
     });
     assert_eq!(named(&device), Stream(0));
 }
+
+#[test]
+fn a_call_runs_bound_from_any_thread_with_the_stream_that_was_named() {
+    for (device, elsewhere) in [(Red::new(0), false), (Red::one_way(0), true)] {
+        let here = thread::current().id();
+        let work = |bound: &Bound<'_, Red>| Ok((thread::current().id(), current(), bound.current_stream()));
+        let (ran_on, was, stream) = device.with_stream(Stream(7), || device.bound(work)).unwrap();
+        assert_eq!((ran_on != here, was, stream), (elsewhere, Some(device.uuid()), Stream(7)));
+        assert_eq!(device.buffer(64).unwrap().region().len, 64);
+        assert_eq!(current(), None, "the caller's thread is as it was");
+        let panic = catch_unwind(AssertUnwindSafe(|| device.bound(|_| -> Result<()> { panic!("as told") })));
+        assert!(panic.is_err());
+    }
+}

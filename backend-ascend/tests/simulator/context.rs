@@ -6,7 +6,8 @@ use backend_ascend::AscendDevice;
 use hal::{Device, DeviceExt, Kind, Memory, Workers};
 
 use crate::common::{
-    acl, alone, alone_with, current, device, enter, host, pages, patient, pattern, stream, write,
+    acl, again, alone, alone_with, current, device, enter, host, pages, patient, pattern, stream, test_name,
+    write,
 };
 
 #[test]
@@ -199,6 +200,9 @@ fn a_failed_bind_is_an_error_and_no_other_device() {
     });
 }
 
+/// Set for a process that only tells what UUIDs it sees.
+const TELL: &str = "HAULIER_TEST_TELL";
+
 #[test]
 fn ids_count_what_is_visible_and_the_uuid_counts_the_machine() {
     let env = vec![
@@ -208,6 +212,11 @@ fn ids_count_what_is_visible_and_the_uuid_counts_the_machine() {
     ];
     alone_with(crate::common::Setup { env, ..Default::default() }, |sim| {
         let all = AscendDevice::all().unwrap();
+        if env::var_os(TELL).is_some() {
+            let uuids: Vec<_> = all.iter().map(|device| device.identity().uuid.to_string()).collect();
+            println!("\nuuids {}", uuids.join(" "));
+            return;
+        }
         let physical: Vec<_> = all.iter().map(|device| device.identity().physical.unwrap().0).collect();
         assert_eq!(physical, [5, 7, 4]);
         all[1].buffer(1).unwrap();
@@ -224,25 +233,13 @@ fn ids_count_what_is_visible_and_the_uuid_counts_the_machine() {
             AscendDevice::with_uuid(hal::DeviceUuid([7; 16])).unwrap_err().kind(),
             Kind::InvalidDevice
         );
-        // The same NPU in a process that sees others.
-        let mut other = crate::common::again("context::tell_the_uuids");
-        other.args(["--ignored"]).env_remove("HAULIER_TEST_ALONE").env("ASCEND_RT_VISIBLE_DEVICES", "3,2");
+        // The same NPUs in a process that sees them otherwise.
+        let mut other = again(&test_name());
+        other.env(TELL, "1").env("ASCEND_RT_VISIBLE_DEVICES", "3,2");
         let said = String::from_utf8(other.output().unwrap().stdout).unwrap();
         let (five, four) = (all[0].identity().uuid, all[2].identity().uuid);
         assert!(said.contains(&format!("uuids {four} {five}\n")), "{said}");
     });
-}
-
-/// For the test before, in a process of its own.
-#[test]
-#[ignore = "is no test but a process of one"]
-fn tell_the_uuids() {
-    if env::var_os("HAULIER_ASCENDCL").is_none() {
-        return;
-    }
-    let all = AscendDevice::all().unwrap();
-    let uuids: Vec<_> = all.iter().map(|device| device.identity().uuid.to_string()).collect();
-    println!("\nuuids {}", uuids.join(" "));
 }
 
 #[test]
