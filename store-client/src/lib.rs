@@ -20,6 +20,8 @@ mod client;
 pub mod devices;
 mod engine;
 mod error;
+mod fork;
+mod index;
 mod metrics;
 pub mod node;
 mod payload;

@@ -2,6 +2,7 @@
 
 use std::{fmt, sync::OnceLock, time::Duration};
 
+use parking_lot::Mutex;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, prometheus_text},
@@ -16,6 +17,7 @@ use prometheus_client::{
 
 use crate::{
     error::{Error, Result},
+    index::Reads,
     store::{Put, Store},
     wire::{Fallback, Path, Request},
 };
@@ -39,8 +41,10 @@ pub(crate) struct Metrics {
     pub(crate) clients: Gauge,
     /// Grants of all clients.
     pub(crate) grants: Gauge,
-    /// Holds of all clients.
+    /// Holds of all clients that they asked for.
     pub(crate) holds: Gauge,
+    /// Where clients read without asking, and what was counted of that.
+    unasked: Option<(Store, Mutex<Reads>)>,
     /// Open allocations of all clients.
     pub(crate) imports: Gauge,
 }
@@ -93,6 +97,7 @@ impl Metrics {
             clients: Gauge::default(),
             grants: Gauge::default(),
             holds: Gauge::default(),
+            unasked: None,
             imports: Gauge::default(),
         };
         let Metrics { registry, operations, bytes, fallbacks, .. } = &mut metrics;
@@ -110,7 +115,7 @@ impl Metrics {
 
     /// Those of a daemon: also how long requests take, and what its clients hold.
     pub(crate) fn of_node(store: Store) -> Self {
-        let mut metrics = Self::new(store);
+        let mut metrics = Self::new(store.clone());
         let Metrics { registry, durations, clients, grants, holds, imports, .. } = &mut metrics;
         registry.register_with_unit(
             "request_duration",
@@ -120,13 +125,15 @@ impl Metrics {
         );
         registry.register("clients", "Connected clients", clients.clone());
         registry.register("grants", "Grants of memory not yet committed", grants.clone());
-        registry.register("holds", "Values that clients hold", holds.clone());
+        registry.register_collector(Box::new(Holds { asked: holds.clone(), store: store.clone() }));
         registry.register("imports", "Allocations of clients that are open here", imports.clone());
+        metrics.unasked = Some((store, Mutex::default()));
         metrics
     }
 
     /// The text of all.
     pub(crate) fn render(&self) -> String {
+        self.count_unasked();
         let mut text = String::new();
         if let Err(e) = prometheus_text::encode(&mut text, &self.registry) {
             tracing::warn!(%e, "the counters could not be written out");
@@ -167,12 +174,29 @@ impl Metrics {
         }
     }
 
+    /// Counts what clients have read without asking since this was last done.
+    fn count_unasked(&self) {
+        let Some((store, counted)) = &self.unasked else { return };
+        let Some(catalog) = store.catalog() else { return };
+        let mut counted = counted.lock();
+        let now = catalog.reads();
+        let more = now.minus(*counted);
+        *counted = now;
+        if more != Reads::default() {
+            self.gets(Route::Shared, more.values, more.bytes);
+        }
+    }
+
     /// Counts a value of `len` bytes that was found for a client.
     pub(crate) fn got(&self, route: Route, len: u64) {
+        self.gets(route, 1, len);
+    }
+
+    fn gets(&self, route: Route, values: u64, bytes: u64) {
         let row = || self.operations.get_or_create_owned(&Operation::new(Op::Get, Some(route), FOUND));
-        self.busy.gets[route as usize].get_or_init(row).inc();
+        self.busy.gets[route as usize].get_or_init(row).inc_by(values);
         let row = || self.bytes.get_or_create_owned(&Transfer::new("out", route));
-        self.busy.went[route as usize].get_or_init(row).inc_by(len);
+        self.busy.went[route as usize].get_or_init(row).inc_by(bytes);
     }
 
     /// Counts whether a key was there.
@@ -231,7 +255,7 @@ impl Op {
             Request::Remove { .. } | Request::RemovePrefix { .. } => Op::Remove,
             Request::SetPinned { .. } => Op::Pin,
             Request::List { .. } => Op::List,
-            Request::Arena { .. } | Request::Stat | Request::Metrics { .. } => Op::Inspect,
+            Request::Arena { .. } | Request::Stat | Request::Metrics { .. } | Request::Index => Op::Inspect,
         }
     }
 
@@ -281,6 +305,26 @@ impl Route {
             Route::Shared => "shared",
             Route::Inline => "inline",
         }
+    }
+}
+
+/// Values that clients hold, whether they asked for the hold or took it.
+#[derive(Debug)]
+struct Holds {
+    asked: Gauge,
+    store: Store,
+}
+
+impl Collector for Holds {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let taken = self.store.catalog().map_or(0, |catalog| catalog.holds());
+        let holds = ConstGauge::new(self.asked.get().saturating_add_unsigned(taken));
+        holds.encode(encoder.encode_descriptor(
+            "holds",
+            "Values that clients hold",
+            None,
+            holds.metric_type(),
+        )?)
     }
 }
 

@@ -73,6 +73,11 @@ impl Mapping {
         Ok(Mapping { base, len: size })
     }
 
+    /// Where it starts.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
     /// The `len` bytes at `offset`, two numbers that come from the daemon.
     ///
     /// *Errors*: [`Error::Protocol`] where they leave the mapping.

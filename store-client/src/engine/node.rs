@@ -29,6 +29,7 @@ mod connection;
 mod cut;
 mod get;
 mod grant;
+mod index;
 mod put;
 #[cfg(all(test, feature = "cpu"))]
 mod tests;
@@ -218,9 +219,27 @@ impl<D: Device> Engine<D> for NodeEngine {
     }
 
     fn view(&self, keys: &[&str], deadline: Deadline) -> Vec<Result<View>> {
-        self.for_keys("view", keys, cut::DESCRIPTIONS, deadline, |connection, keys| {
-            get::view(connection, keys, deadline)
-        })
+        let at_hand = self.alive().ok().flatten();
+        let at_hand = |key| get::at_hand(at_hand.as_ref()?, key, deadline);
+        let mut missed = Vec::new();
+        let mut views: Vec<Result<View>> = keys
+            .iter()
+            .enumerate()
+            .map(|(i, key)| {
+                at_hand(key).ok_or_else(|| {
+                    missed.push(i);
+                    Error::NotFound
+                })
+            })
+            .collect();
+        if !missed.is_empty() {
+            let keys: Vec<&str> = missed.iter().map(|&i| keys[i]).collect();
+            let asked = self.for_keys("view", &keys, cut::DESCRIPTIONS, deadline, |connection, keys| {
+                get::view(connection, keys, deadline)
+            });
+            missed.into_iter().zip(asked).for_each(|(i, answer)| views[i] = answer);
+        }
+        views
     }
 
     fn alloc(&self, len: u64, deadline: Deadline) -> Result<PoolBuffer> {

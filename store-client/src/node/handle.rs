@@ -13,8 +13,8 @@ use crate::{
     metrics::{FOUND, Op, Route},
     store::{ArenaId, Grant, Mode, Object, Put, Space, check_key},
     wire::{
-        ArenaInfo, CommitItem, Described, Granted, Held, INLINE_MAX, MESSAGE_DESCRIPTORS_MAX, Path, Reply,
-        Request,
+        ArenaInfo, CommitItem, Described, Granted, Held, INLINE_MAX, IndexInfo, MESSAGE_DESCRIPTORS_MAX,
+        Path, Reply, Request,
     },
 };
 
@@ -71,7 +71,20 @@ impl<D: Device> Session<'_, D> {
             Request::List { prefix, after, limit } => self.list(prefix, after, limit, answer),
             Request::Stat => answer.give(Reply::Stat(Box::new(self.node.store.stat())), &[]),
             Request::Metrics { offset } => self.metrics(offset, answer),
+            Request::Index => self.index(answer),
         }
+    }
+
+    fn index(&mut self, answer: Answer<'_>) -> io::Result<()> {
+        if let (None, Some(catalog)) = (&self.reader, &self.node.catalog) {
+            match catalog.admit() {
+                Ok(reader) => self.reader = Some(reader),
+                Err(e) => tracing::warn!(%e, "a client must ask for each value"),
+            }
+        }
+        let Some(reader) = &self.reader else { return answer.give(Reply::Index(None), &[]) };
+        let info = IndexInfo { slots: reader.slots(), seed: reader.seed(), space: self.space.number() };
+        answer.give(Reply::Index(Some(info)), &reader.descriptors())
     }
 
     fn arena(&self, id: u64, answer: Answer<'_>) -> io::Result<()> {

@@ -12,6 +12,10 @@
 //! | `answer` | answers, and how they are kept within one message |
 //! | `endpoint` | how the counters are read over HTTP |
 //!
+//! A client reads most values without any of these: it finds them in an index that the store shares with it, and holds them by
+//! words in memory of its own. [`crate::index`] tells how. What is here is that its session admits it, and that the node says
+//! for how long it lives.
+//!
 //! Each session has its own thread, bound to the client's device, and shares no lock with another while it waits for its
 //! client or for a driver. What a client holds belongs to its session, so all of it is free again when its socket ends,
 //! and not before: a client that is given up, because it cannot be understood or does not read, is told nothing more but
@@ -33,8 +37,9 @@ use hal::{Deadline, Device};
 use self::{ahead::Budget, endpoint::Endpoint, place::Place, sessions::Sessions};
 use crate::{
     error::{Error, Result},
+    index::life::Life,
     metrics::Metrics,
-    store::Store,
+    store::{Catalog, Store},
     wire::Socket,
 };
 
@@ -78,6 +83,8 @@ pub struct Node {
     sessions: Arc<Sessions>,
     metrics: Arc<Metrics>,
     endpoint: Option<Endpoint>,
+    /// None where clients ask for each value, and once the daemon ends.
+    life: Option<Life>,
     // Dropped last: until then no other daemon may take over.
     place: Place,
 }
@@ -86,6 +93,8 @@ pub struct Node {
 #[derive(Debug)]
 struct Shared<D: Device> {
     store: Store,
+    /// Where clients read without a request.
+    catalog: Option<Arc<Catalog>>,
     devices: Vec<D>,
     metrics: Arc<Metrics>,
     ahead: Budget,
@@ -105,10 +114,18 @@ impl Node {
         let listener = Arc::new(listener);
         let metrics = Arc::new(Metrics::of_node(store.clone()));
         let endpoint = metrics_at.map(|at| Endpoint::start(at, Arc::clone(&metrics))).transpose()?;
+        let (catalog, life) = match store.share() {
+            Ok(shared) => shared.unzip(),
+            Err(e) => {
+                tracing::warn!(%e, "clients cannot read without a request each");
+                (None, None)
+            }
+        };
         let sessions = Arc::new(Sessions::new(clients_max, metrics.clients.clone()));
         let shared = Arc::new(Shared {
             ahead: Budget::of_pool(store.stat().pool),
             store,
+            catalog,
             devices,
             metrics: Arc::clone(&metrics),
             instance: RandomState::new().build_hasher().finish(),
@@ -121,7 +138,7 @@ impl Node {
             })
             .map_err(|e| os("starting the daemon's threads", &e))?;
         tracing::info!(socket = %socket.display(), "the node daemon serves");
-        Ok(Node { listener, acceptor: Some(acceptor), sessions, metrics, endpoint, place })
+        Ok(Node { listener, acceptor: Some(acceptor), sessions, metrics, endpoint, life, place })
     }
 
     /// The socket's path.
@@ -146,6 +163,8 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        // First of all: from now on clients ask, and so learn that this is the end.
+        self.life.take();
         self.sessions.refuse_more();
         self.listener.shutdown();
         if let Some(acceptor) = self.acceptor.take() {

@@ -15,7 +15,7 @@ use super::{Shared, ahead::Share, answer::Answer, imports::Imports, os, sessions
 use crate::{
     error::{Error, Result},
     metrics::Op,
-    store::{ArenaId, Grant, Object, Space, Writer},
+    store::{ArenaId, Grant, Object, Reader, Space, Writer},
     wire::{Frame, Link, Reply, Request, Ring, SLOTS_MAX, Socket, VERSION},
 };
 
@@ -37,6 +37,8 @@ pub(super) struct Session<'n, D: Device> {
     // Dropped in this order: memory is given back before imports are closed, which is up to a driver.
     pub(super) grants: Table<Lent>,
     pub(super) holds: Table<Arc<Object>>,
+    /// What it holds without a request; none until it asks.
+    pub(super) reader: Option<Reader>,
     pub(super) writer: Writer,
     pub(super) imports: Option<Imports<'n, D>>,
     /// Arenas whose writable descriptor the client has.
@@ -179,6 +181,7 @@ impl<'n, D: Device> Session<'n, D> {
             space,
             grants: Table::new("grants", GRANTS_MAX, metrics.grants.clone()),
             holds: Table::new("holds", HOLDS_MAX, metrics.holds.clone()),
+            reader: None,
             writer: node.store.writer(),
             imports,
             writable: HashSet::new(),

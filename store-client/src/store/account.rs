@@ -56,6 +56,11 @@ impl Charge {
         &self.account
     }
 
+    /// Leaves nothing here to be given up.
+    pub(super) fn take(&mut self) -> Self {
+        Self { account: Arc::clone(&self.account), bytes: std::mem::take(&mut self.bytes) }
+    }
+
     /// Gives up what exceeds `bytes`.
     pub(super) fn lower(&mut self, bytes: u64) {
         let over = self.bytes.saturating_sub(bytes);

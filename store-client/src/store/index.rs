@@ -6,6 +6,9 @@ use lru::LruCache;
 
 use super::{object::Object, space::Entry};
 
+/// Second chances for each value that is evicted: a client that claims to use everything makes eviction no longer than this.
+const CHANCES: usize = 64;
+
 /// The keys of one namespace.
 #[derive(Debug)]
 pub(super) struct Index {
@@ -53,6 +56,12 @@ impl Index {
         keys.iter().filter_map(|key| self.remove(key)).collect()
     }
 
+    /// Removes each key.
+    pub(super) fn clear(&mut self) -> Vec<Arc<Object>> {
+        let old = std::mem::replace(self, Self::new());
+        old.map.into_iter().map(|(_, object)| object).inspect(|object| object.withdraw()).collect()
+    }
+
     /// Pins or unpins; returns whether the key is there.
     pub(super) fn set_pinned(&mut self, key: &str, pinned: bool) -> bool {
         let Some(object) = self.map.peek(key) else { return false };
@@ -79,15 +88,22 @@ impl Index {
     ///
     /// A pinned value is never evicted, and neither is one that somebody holds, because that would free nothing.
     /// Such values move to the young end when they are met, so that they are not met again by each eviction.
-    pub(super) fn oldest(&mut self) -> Option<u64> {
-        for _ in 0..self.map.len() {
-            if self.pinned == self.map.len() {
-                break;
-            }
+    /// So does one that a client has used without the daemon's knowledge, as used `now`: its second chance.
+    pub(super) fn oldest(&mut self, now: u64) -> Option<u64> {
+        let len = self.map.len();
+        let (mut turn, mut turns, mut chances) = (0, len, CHANCES);
+        while turn < turns && self.pinned < len {
+            turn += 1;
             let (_, object) = self.map.peek_lru()?;
             // New holds need the lock that guards this index, so the count can only fall meanwhile.
-            if !object.is_pinned() && Arc::strong_count(object) == 1 {
-                return Some(object.touched());
+            if !object.is_pinned() && Arc::strong_count(object) == 1 && !object.is_read() {
+                // What has had its chance is met again at most once around.
+                if turn > len || chances == 0 || !object.take_use() {
+                    return Some(object.touched());
+                }
+                turns = turn + len;
+                chances -= 1;
+                object.touch(now);
             }
             let (key, object) = self.map.pop_lru()?;
             self.map.put(key, object);
@@ -97,10 +113,10 @@ impl Index {
 
     /// Removes the oldest values until they add up to `bytes` of the budget, but no more than `most` of them. Those
     /// that would free nothing are spared. The caller drops what it gets after the lock.
-    pub(super) fn evict(&mut self, bytes: u64, most: usize) -> Vec<Arc<Object>> {
+    pub(super) fn evict(&mut self, bytes: u64, most: usize, now: u64) -> Vec<Arc<Object>> {
         let mut victims = Vec::new();
         let mut freed = 0;
-        while freed < bytes && victims.len() < most && self.oldest().is_some() {
+        while freed < bytes && victims.len() < most && self.oldest(now).is_some() {
             let popped = self.map.pop_lru().map(|(_, object)| object);
             let Some(object) = self.gone(popped) else { break };
             freed += object.footprint();
@@ -111,6 +127,7 @@ impl Index {
 
     fn gone(&mut self, object: Option<Arc<Object>>) -> Option<Arc<Object>> {
         if let Some(object) = &object {
+            object.withdraw();
             self.pinned -= usize::from(object.is_pinned());
         }
         object

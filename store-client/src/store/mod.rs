@@ -39,7 +39,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -48,10 +48,14 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use self::{account::Account, arena::Arena, pool::Pool, space::Namespace};
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    index::life::Life,
+};
 
 mod account;
 mod arena;
+mod catalog;
 mod frames;
 mod geometry;
 mod index;
@@ -67,6 +71,7 @@ mod writer;
 pub use self::space::{Mode, Put};
 pub(crate) use self::{
     arena::ArenaId,
+    catalog::{Catalog, Reader},
     object::{Grant, Object},
     space::{Space, check_key},
     writer::Writer,
@@ -160,6 +165,8 @@ struct Shared {
     /// Counts uses, so that the age of values in different namespaces can be compared.
     clock: AtomicU64,
     evictions: AtomicU64,
+    /// Where clients read without a request. Stays empty in a store that only this process uses.
+    catalog: OnceLock<Arc<Catalog>>,
 }
 
 impl Store {
@@ -187,6 +194,7 @@ impl Store {
             spaces: Mutex::new(quotas),
             clock: AtomicU64::new(0),
             evictions: AtomicU64::new(0),
+            catalog: OnceLock::new(),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -218,9 +226,29 @@ impl Store {
         self.shared.pool.arena(id)
     }
 
+    /// Lets clients read what is stored from now on without a request, while what is returned lives; none where the store
+    /// was shared before.
+    ///
+    /// *Errors*: [`Error::Os`] where the system lacks what this takes.
+    pub(crate) fn share(&self) -> Result<Option<(Arc<Catalog>, Life)>> {
+        let catalog = Catalog::new(self.shared.pool.geometry().pool)?;
+        let life = catalog.begin_life().map_err(|e| Error::Os {
+            what: "telling clients that the daemon lives".into(),
+            reason: e.to_string(),
+            errno: e.raw_os_error(),
+        })?;
+        Ok(self.shared.catalog.set(Arc::clone(&catalog)).is_ok().then_some((catalog, life)))
+    }
+
+    /// Where clients read without a request.
+    pub(crate) fn catalog(&self) -> Option<&Arc<Catalog>> {
+        self.shared.catalog.get()
+    }
+
     /// Figures of the store.
     pub fn stat(&self) -> Stat {
         let shared = &self.shared;
+        shared.sweep();
         let geometry = shared.pool.geometry();
         let spaces = shared.namespaces(|_| true);
         let mut accounts = vec![&shared.common];
@@ -247,17 +275,22 @@ impl Store {
 }
 
 impl Shared {
-    /// Evicts what adds up to `bytes`, or as near as it gets; returns whether anything was evicted. The oldest values
+    /// Evicts what adds up to `bytes`, or as near as it gets; returns whether anything came free. The oldest values
     /// of `namespace` go first, then, with `others`, the oldest of the namespaces without a quota.
     fn evict(&self, namespace: &Namespace, bytes: u64, others: bool) -> bool {
+        // What nobody reads any more costs nobody anything.
+        if self.sweep() {
+            return true;
+        }
         if !self.evict {
             return false;
         }
+        let now = self.now();
         let (mut freed, mut evicted) = (0, 0);
         // In batches, so that one large value does not shut the others out of the namespace for long. The values of
         // a batch are dropped after the lock.
         loop {
-            let victims = namespace.index.lock().evict(bytes.saturating_sub(freed), BATCH);
+            let victims = namespace.index.lock().evict(bytes.saturating_sub(freed), BATCH, now);
             freed += victims.iter().map(|victim| victim.footprint()).sum::<u64>();
             evicted += victims.len();
             if victims.len() < BATCH {
@@ -267,14 +300,14 @@ impl Shared {
         if others && freed < bytes {
             let others = self.namespaces(|other| other.quota.is_none() && !std::ptr::eq(other, namespace));
             let oldest = || {
-                let ages = others.iter().filter_map(|other| Some((other.index.lock().oldest()?, other)));
+                let ages = others.iter().filter_map(|other| Some((other.index.lock().oldest(now)?, other)));
                 ages.min_by_key(|(age, _)| *age)
             };
             while freed < bytes
                 && let Some((_, other)) = oldest()
             {
                 let mut index = other.index.lock();
-                let victims = index.evict(1, 1);
+                let victims = index.evict(1, 1, now);
                 let emptied = index.len() == 0;
                 drop(index);
                 if emptied {
@@ -286,6 +319,16 @@ impl Shared {
         }
         self.evictions.fetch_add(evicted as u64, Ordering::Relaxed);
         evicted > 0
+    }
+
+    /// Gives back what clients read when its value went, and read no more; whether there was any.
+    fn sweep(&self) -> bool {
+        self.catalog.get().is_some_and(|catalog| catalog.sweep())
+    }
+
+    /// The time of a use.
+    fn now(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Why a value of this namespace finds no room.

@@ -11,6 +11,7 @@ use std::{
 use super::{
     account::{Account, Charge, Pending},
     arena::{Arena, Carved, Place},
+    catalog::{Catalog, Listing},
 };
 use crate::error::{Error, Result};
 
@@ -19,12 +20,13 @@ pub(super) struct Extent {
     arena: Arc<Arena>,
     offset: u64,
     len: u64,
-    place: Place,
+    /// None once another extent has it.
+    place: Option<Place>,
 }
 
 impl Extent {
     pub(super) fn new(arena: Arc<Arena>, carved: &Carved, len: u64) -> Self {
-        Self { arena, offset: carved.offset, len, place: carved.place }
+        Self { arena, offset: carved.offset, len, place: Some(carved.place) }
     }
 
     pub(super) fn arena(&self) -> &Arc<Arena> {
@@ -33,6 +35,12 @@ impl Extent {
 
     pub(super) fn offset(&self) -> u64 {
         self.offset
+    }
+
+    /// Leaves nothing here to be given back.
+    pub(super) fn take(&mut self) -> Self {
+        let Self { arena, offset, len, place } = self;
+        Self { arena: Arc::clone(arena), offset: *offset, len: *len, place: place.take() }
     }
 
     fn at(&self) -> NonNull<u8> {
@@ -51,7 +59,16 @@ impl Extent {
 
 impl Drop for Extent {
     fn drop(&mut self) {
-        self.arena.give_back(self.place, self.offset, self.len);
+        if let Some(place) = self.place {
+            self.arena.give_back(place, self.offset, self.len);
+        }
+    }
+}
+
+impl std::fmt::Debug for Extent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut f = f.debug_struct("Extent");
+        f.field("arena", &self.arena.id()).field("offset", &self.offset).field("len", &self.len).finish()
     }
 }
 
@@ -105,17 +122,25 @@ impl Grant {
         self.charge.account()
     }
 
-    /// Makes the first `len` bytes a value. What exceeds them is given up, as far as that is whole frames.
-    pub(super) fn into_object(self, len: u64, meta: &[u8]) -> Object {
+    /// Makes the first `len` bytes a value, which may be shown in `catalog`. What exceeds them is given up, as far as that is
+    /// whole frames.
+    pub(super) fn into_object(self, len: u64, meta: &[u8], catalog: Option<&Arc<Catalog>>) -> Object {
         let Self { mut extent, mut charge, pending } = self;
         drop(pending);
-        if let Place::Block(_) = extent.place {
+        if let Some(Place::Block(_)) = extent.place {
             let given_up = extent.arena.shorten(extent.offset, extent.len, len);
             charge.lower(charge.bytes().saturating_sub(given_up).max(len));
         }
         extent.len = len;
         let meta = (!meta.is_empty()).then(|| meta.into());
-        Object { extent, charge, meta, pinned: AtomicBool::new(false), touched: AtomicU64::new(0) }
+        Object {
+            extent,
+            charge,
+            meta,
+            pinned: AtomicBool::new(false),
+            touched: AtomicU64::new(0),
+            listing: catalog.map(|catalog| Box::new(Listing::new(catalog))),
+        }
     }
 }
 
@@ -138,6 +163,8 @@ pub(crate) struct Object {
     /// When it was last used, by the clock of the store; written under the lock of its namespace.
     touched: AtomicU64,
     pinned: AtomicBool,
+    /// Where clients read without a request.
+    listing: Option<Box<Listing>>,
 }
 
 impl Object {
@@ -198,9 +225,42 @@ impl Object {
         self.touched.store(now, Ordering::Relaxed);
     }
 
+    /// Lets clients read it as the value of `key` without a request. Under the lock of its namespace, as are the next three.
+    pub(super) fn publish(&self, space: u64, key: &str) {
+        if let Some(listing) = &self.listing {
+            listing.publish(space, key, self);
+        }
+    }
+
+    /// Ends that: it is no longer the value of its key.
+    pub(super) fn withdraw(&self) {
+        if let Some(listing) = &self.listing {
+            listing.withdraw();
+        }
+    }
+
+    /// Whether a client holds it that took the hold without a request.
+    pub(super) fn is_read(&self) -> bool {
+        self.listing.as_ref().is_some_and(|listing| listing.is_held())
+    }
+
+    /// Whether a client has read it without a request since this was last asked.
+    pub(super) fn take_use(&self) -> bool {
+        self.listing.as_ref().is_some_and(|listing| listing.take_use())
+    }
+
     /// Sets whether it is pinned; returns whether it was.
     pub(super) fn set_pinned(&self, pinned: bool) -> bool {
         self.pinned.swap(pinned, Ordering::Relaxed)
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        let Self { extent, charge, listing, .. } = self;
+        if let Some(listing) = listing {
+            listing.outlive(extent, charge);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicUsize, Ordering},
+    atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
 use parking_lot::{Mutex, MutexGuard};
@@ -59,6 +59,8 @@ pub(crate) struct Entry {
 #[derive(Debug)]
 pub(super) struct Namespace {
     pub(super) name: Arc<str>,
+    /// Tells it from every other one of this process, also from one of this name that was forgotten.
+    pub(super) number: u64,
     pub(super) quota: Option<u64>,
     pub(super) account: Arc<Account>,
     pub(super) index: Mutex<Index>,
@@ -68,8 +70,10 @@ pub(super) struct Namespace {
 
 impl Namespace {
     pub(super) fn new(name: &str, quota: Option<u64>, account: Arc<Account>) -> Arc<Self> {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        let number = LAST.fetch_add(1, Ordering::Relaxed) + 1;
         let (index, handles) = (Mutex::new(Index::new()), AtomicUsize::new(0));
-        Arc::new(Self { name: name.into(), quota, account, index, handles })
+        Arc::new(Self { name: name.into(), number, quota, account, index, handles })
     }
 
     /// Whether nothing is lost when it is forgotten: it has no quota, no keys, and nobody to put some.
@@ -86,6 +90,11 @@ pub(crate) struct Space {
 }
 
 impl Space {
+    /// The namespace' number in the shared index.
+    pub(crate) fn number(&self) -> u64 {
+        self.namespace.number
+    }
+
     /// Makes the first `len` bytes of `grant` the value of `key`. The key is visible with all of its bytes or not at
     /// all; where this fails, or the value that is there is kept, the grant's memory is free again.
     pub(crate) fn commit(&self, grant: Grant, key: &str, len: u64, meta: &[u8], mode: Mode) -> Result<Put> {
@@ -101,14 +110,15 @@ impl Space {
         if !Arc::ptr_eq(grant.account(), &self.namespace.account) {
             return Err(Error::InvalidArgument { what: "the grant was made for another namespace".into() });
         }
-        let object = Arc::new(grant.into_object(len, meta));
+        let object = Arc::new(grant.into_object(len, meta, self.shared.catalog.get()));
         let now = self.now();
         let mut index = self.index();
         if mode == Mode::Put && index.peek(key).is_some() {
             drop(index);
             return Ok(Put::AlreadyExists);
         }
-        let old = index.put(key, object, now);
+        let old = index.put(key, Arc::clone(&object), now);
+        object.publish(self.number(), key);
         drop(index);
         Ok(if old.is_some() { Put::Replaced } else { Put::Stored })
     }
@@ -116,7 +126,11 @@ impl Space {
     /// The value of `key`, which stays valid for as long as it is held.
     pub(crate) fn hold(&self, key: &str) -> Option<Arc<Object>> {
         let now = self.now();
-        self.index().get(key, now).cloned()
+        let mut index = self.index();
+        let object = index.get(key, now)?;
+        // It may have been displaced, or there was no room for it.
+        object.publish(self.number(), key);
+        Some(Arc::clone(object))
     }
 
     /// The value of `key`, without counting this as a use.
@@ -150,7 +164,7 @@ impl Space {
 
     /// Removes every key, at once; returns how many there were.
     pub(crate) fn clear(&self) -> u64 {
-        let old = std::mem::replace(&mut *self.index(), Index::new());
+        let old = self.index().clear();
         old.len() as u64
     }
 
@@ -170,7 +184,7 @@ impl Space {
     }
 
     fn now(&self) -> u64 {
-        self.shared.clock.fetch_add(1, Ordering::Relaxed)
+        self.shared.now()
     }
 }
 

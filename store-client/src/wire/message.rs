@@ -124,6 +124,8 @@ pub(crate) enum Request<'a> {
     },
     /// Asks for shared memory by which all that follows goes.
     Ring,
+    /// Asks for what it takes to read without requests.
+    Index,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -252,6 +254,8 @@ pub(crate) enum Reply<'a> {
     },
     /// To `Stat`.
     Stat(Box<Stat>),
+    /// To `Index`, if there is one: the shared index, read-only, and the client's marks are beside.
+    Index(Option<IndexInfo>),
     /// To `Metrics`: the text from the asked offset on, and how long it is in all.
     Metrics { text: &'a str, len: u64 },
     /// The request as a whole was refused.
@@ -273,6 +277,17 @@ pub(crate) struct Granted {
 pub(crate) struct ArenaInfo {
     pub(crate) id: u64,
     pub(crate) len: u64,
+}
+
+/// What a client must know to read through the shared index.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct IndexInfo {
+    /// Entries, which tell the layout.
+    pub(crate) slots: u32,
+    /// Of the keys' hash.
+    pub(crate) seed: u64,
+    /// The number of the client's namespace.
+    pub(crate) space: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

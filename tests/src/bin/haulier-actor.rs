@@ -123,6 +123,9 @@ impl Actor<'_> {
                 }
                 Ok(String::new())
             }
+            // Reads random keys until it is ended from outside, keeps some views, and checks every byte, of the views once
+            // more when it lets go; says so when it begins, and what is wrong if something is.
+            ["read-storm", prefix, keys, seed] => self.read_storm(prefix, keys.parse()?, seed.parse()?),
             ["put-shard", key, seed, rank, world] => {
                 self.put_shard(key, seed.parse()?, rank.parse()?, world.parse()?)
             }
@@ -140,6 +143,40 @@ impl Actor<'_> {
                 Ok(format!("{} bytes at {:p}", buffer.len(), buffer.as_ptr()))
             }
             _ => Err(format!("unknown order {words:?}").into()),
+        }
+    }
+
+    fn read_storm(&mut self, prefix: &str, keys: u64, seed: u64) -> Outcome {
+        let client = self.client()?.clone();
+        let names: Vec<_> = (0..keys).map(|n| format!("{prefix}{n}")).collect();
+        let mut kept: Vec<Option<View>> = (0..24).map(|_| None).collect();
+        let mut target = vec![0; 1 << 20];
+        println!("raging");
+        let mut n = seed;
+        loop {
+            n = n.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let (name, place) = (&names[(n >> 33) as usize % names.len()], (n >> 40) as usize % kept.len());
+            let whole =
+                |value: &[u8]| seed_of(value).map_err(|e| format!("{name}, {} bytes: {e}", value.len()));
+            if (n >> 50).is_multiple_of(4) {
+                match client.get_into(name, &mut target) {
+                    Ok(len) => drop(whole(&target[..len as usize])?),
+                    Err(haulier::Error::NotFound) => {}
+                    Err(e) => return Err(e.into()),
+                }
+                continue;
+            }
+            match client.view(name) {
+                Ok(view) => {
+                    whole(&view)?;
+                    if let Some(old) = kept[place].replace(view) {
+                        seed_of(&old)
+                            .map_err(|e| format!("a view that was kept, {} bytes: {e}", old.len()))?;
+                    }
+                }
+                Err(haulier::Error::NotFound) => drop(kept[place].take()),
+                Err(e) => return Err(e.into()),
+            }
         }
     }
 

@@ -19,7 +19,10 @@ use std::{
 use hal::{Deadline, DeviceUuid, Region};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
-use super::grant::{Grant, suits};
+use super::{
+    grant::{Grant, suits},
+    index::Lookup,
+};
 use crate::{
     error::{Error, Result},
     shm::{Access, Mapping},
@@ -104,6 +107,9 @@ pub(super) struct Connection {
     owes: AtomicBool,
     /// The one grant that was given ahead.
     spare: Mutex<Option<Granted>>,
+    /// What it takes to read without requests.
+    lookup: Option<Lookup>,
+    /// Nothing leaves these two while the connection lives.
     readable: RwLock<HashMap<u64, Arc<Mapping>>>,
     writable: RwLock<HashMap<u64, Arc<Mapping>>>,
     /// No more requests.
@@ -194,6 +200,7 @@ impl Connection {
             owed: Mutex::default(),
             owes: AtomicBool::new(false),
             spare: Mutex::default(),
+            lookup: None,
             readable: RwLock::default(),
             writable: RwLock::default(),
             ended: AtomicBool::new(false),
@@ -209,6 +216,17 @@ impl Connection {
             _ => Err(astray()),
         })?;
         (connection.instance, connection.imports) = (instance, imports);
+        let lookup = connection.call(Request::Index, &[], deadline, |reply, descriptors| match reply {
+            Reply::Index(info) => info.map(|info| Lookup::open(info, descriptors)).transpose(),
+            _ => Err(astray()),
+        });
+        connection.lookup = match lookup {
+            Err(Fault::Refused(e)) => {
+                tracing::warn!(%e, "each value is asked for: the node's index cannot be used");
+                None
+            }
+            lookup => lookup?,
+        };
         Ok(Arc::new(connection))
     }
 
@@ -225,6 +243,11 @@ impl Connection {
     /// Whether the daemon opens memory of the client's device.
     pub(super) fn imports(&self) -> bool {
         self.imports
+    }
+
+    /// What it takes to read without requests; none where each value must be asked for.
+    pub(super) fn lookup(&self) -> Option<&Lookup> {
+        self.lookup.as_ref()
     }
 
     /// Whether no more requests can be made.

@@ -10,6 +10,7 @@ use super::{
     connection::{Connection, Fault, Taken, astray, counted},
     cut::{self, Cost, IpcMessage},
     import_refused,
+    index::Found,
 };
 use crate::{
     arrow::{Ready, Route, Slot},
@@ -108,13 +109,29 @@ impl<D: Device> GetCall<'_, D> {
         Ok(())
     }
 
-    /// Copies values out of shared memory, or out of the answer where there is but one and it is small.
+    /// Copies values out of shared memory; out of the answer where one has to be asked for and is small.
     fn stage(
         &self,
         connection: &Arc<Connection>,
         verdicts: &mut Verdicts,
         slots: &[usize],
     ) -> Result<(), Fault> {
+        let mut missed = Vec::new();
+        for &i in slots {
+            match Found::take(connection, self.slot(i).key()) {
+                Some(found) => match self.copy_found(self.slot(i), found) {
+                    Ok(verdict) => verdicts[i] = Some(verdict),
+                    // There is no mapping to be had; a small value comes in an answer.
+                    Err(Fault::Refused(_)) => missed.push(i),
+                    Err(fault) => return Err(fault),
+                },
+                None => missed.push(i),
+            }
+        }
+        let slots = &missed[..];
+        if slots.is_empty() {
+            return Ok(());
+        }
         let inline = if slots.len() == 1 { INLINE_MAX as u64 } else { 0 };
         let keys = slots.iter().map(|&i| self.slot(i).key()).collect();
         let taken = match connection.hold(keys, inline, self.deadline) {
@@ -136,6 +153,18 @@ impl<D: Device> GetCall<'_, D> {
         Ok(())
     }
 
+    /// As [`deliver`](Self::deliver) for a value that was found without asking.
+    fn copy_found(&self, slot: &Slot<D>, mut found: Found) -> Result<Result<Description>, Fault> {
+        let len = found.len();
+        if len > slot.region().len as u64 {
+            return Ok(Err(Error::TooSmall { need: len }));
+        }
+        let from = found.for_copy(self.deadline)?;
+        let meta = found.take_meta();
+        // SAFETY: `found` lives to the end of this function, and keeps the value mapped and held.
+        Ok(unsafe { self.copy(slot, from, meta) })
+    }
+
     /// Copies one value to where it belongs. What may fault is the connection; the rest is the slot's own verdict.
     fn deliver(
         &self,
@@ -143,7 +172,6 @@ impl<D: Device> GetCall<'_, D> {
         slot: &Slot<D>,
         taken: Taken,
     ) -> Result<Result<Description>, Fault> {
-        let to = slot.region();
         let mapping;
         let (from, meta) = match &taken {
             Taken::Inline { bytes, meta } => {
@@ -151,7 +179,7 @@ impl<D: Device> GetCall<'_, D> {
             }
             Taken::Shared { len: 0, meta, .. } => (Region::host(0, 0), meta),
             // The destination is looked at first, so that nothing is mapped for nothing.
-            Taken::Shared { len, .. } if *len > to.len as u64 => {
+            Taken::Shared { len, .. } if *len > slot.region().len as u64 => {
                 return Ok(Err(Error::TooSmall { need: *len }));
             }
             Taken::Shared { arena, offset, len, meta, .. } => {
@@ -159,12 +187,19 @@ impl<D: Device> GetCall<'_, D> {
                 (connection.range(&mapping, *offset, *len)?, meta)
             }
         };
+        // SAFETY: the value is ours, or mapped until the end of this function and held, so that nobody writes it.
+        Ok(unsafe { self.copy(slot, from, meta.clone()) })
+    }
+
+    /// # Safety
+    /// `from` must be allocated, and nobody may write it meanwhile.
+    unsafe fn copy(&self, slot: &Slot<D>, from: Region, meta: Box<[u8]>) -> Result<Description> {
         let len = from.len as u64;
-        let Ok(to) = to.part(0, from.len) else { return Ok(Err(Error::TooSmall { need: len })) };
-        // SAFETY: a ready slot is allocated, and nobody touches it until the get has returned; the value is ours, or
-        // mapped until the end of this function and held, so that nobody writes it.
-        let copied = unsafe { shm::copy(self.bound, slot, to, from, self.deadline, self.progress) };
-        Ok(copied.map(|()| Description { len, meta: meta.clone() }))
+        let to = slot.region().part(0, from.len).map_err(|_| Error::TooSmall { need: len })?;
+        // SAFETY: a ready slot is allocated, and nobody touches it until the get has returned; the caller promises the same
+        // of `from`.
+        unsafe { shm::copy(self.bound, slot, to, from, self.deadline, self.progress) }?;
+        Ok(Description { len, meta })
     }
 
     fn slot(&self, i: usize) -> &Slot<D> {
@@ -216,6 +251,19 @@ impl Drop for Hold {
             self.answer.connection.release(ready);
         }
     }
+}
+
+/// Looks at the value of a key without asking, if that can be. Of what fails the request will tell.
+pub(super) fn at_hand(connection: &Arc<Connection>, key: &str, deadline: Deadline) -> Option<View> {
+    let mut found = Found::take(connection, key)?;
+    let region = found.for_view(deadline).ok()?;
+    let start = match region.len {
+        0 => std::ptr::dangling(),
+        _ => std::ptr::with_exposed_provenance(region.addr),
+    };
+    let meta = found.take_meta();
+    // SAFETY: the range lies in a mapping that `found` keeps, and the daemon leaves the bytes alone while it lives.
+    Some(unsafe { View::new(start, region.len, meta, Arc::new(found)) })
 }
 
 /// Looks at the values of these keys, which fit one message.

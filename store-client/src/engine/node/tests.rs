@@ -84,6 +84,8 @@ impl Peer {
     fn greet(&mut self, instance: u64, imports: bool) {
         let id = self.expect(|request| assert!(matches!(request, Request::Hello { version: VERSION, .. })));
         self.answer(id, Reply::Welcome { version: VERSION, instance, imports });
+        let id = self.expect(|request| assert!(matches!(request, Request::Index)));
+        self.answer(id, Reply::Index(None));
     }
 
     /// Grants the first time, with arena 1 beside.
