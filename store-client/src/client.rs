@@ -18,6 +18,7 @@ use crate::{
     arrow::{Item, Ready, Slot},
     engine::{Description, Engine, PoolBuffer, View, in_process::InProcessEngine, node::NodeEngine},
     error::{Error, Result},
+    fork,
     payload::{Lease, Origin, Payload, Span, Target, check_key},
     retry,
     store::{META_MAX, Mode, Put, Stat, Store},
@@ -85,6 +86,8 @@ struct Inner<D: Device> {
     engine: Box<dyn Engine<D>>,
     workers: Workers<D>,
     opened_in: u32,
+    /// The same, as it is asked for at every call.
+    home: u64,
     closed: AtomicBool,
 }
 
@@ -109,7 +112,13 @@ impl<D: Device> StoreClient<D> {
 
     fn over(device: D, engine: Box<dyn Engine<D>>, options: Options) -> Result<Self> {
         let workers = Workers::start(device, options.workers)?;
-        let inner = Inner { engine, workers, opened_in: process::id(), closed: AtomicBool::new(false) };
+        let inner = Inner {
+            engine,
+            workers,
+            opened_in: process::id(),
+            home: fork::process(),
+            closed: AtomicBool::new(false),
+        };
         Ok(StoreClient { inner: Arc::new(inner), deadline: options.deadline, progress: None })
     }
 
@@ -186,7 +195,12 @@ impl<D: Device> StoreClient<D> {
 
     /// A read-only look at the value, without a copy.
     pub fn view(&self, key: &str) -> Result<View> {
-        only(self.batch_view(&[key]))
+        self.open()?;
+        check_key(key)?;
+        match self.inner.engine.at_hand(key) {
+            Some(view) => Ok(view),
+            None => only(self.batch_view(&[key])),
+        }
     }
 
     /// [`view`](Self::view) for many values.
@@ -542,7 +556,7 @@ impl<D: Device> StoreClient<D> {
         if self.inner.closed.load(Ordering::Acquire) {
             return Err(Error::Closed);
         }
-        if self.inner.opened_in != process::id() {
+        if self.inner.home != fork::process() {
             return Err(Error::ForkedProcess { opened_in: self.inner.opened_in });
         }
         Ok(())

@@ -56,6 +56,11 @@ pub trait Engine<D: Device>: Send + Sync + Debug {
     /// Read-only looks at values, without a copy.
     fn view(&self, keys: &[&str], deadline: Deadline) -> Vec<Result<View>>;
 
+    /// As [`view`](Self::view) of one key, where that takes neither a request nor a wait. None says nothing about the key.
+    fn at_hand(&self, _key: &str) -> Option<View> {
+        None
+    }
+
     /// Memory inside the store.
     fn alloc(&self, len: u64, deadline: Deadline) -> Result<PoolBuffer>;
 

@@ -219,8 +219,8 @@ impl<D: Device> Engine<D> for NodeEngine {
     }
 
     fn view(&self, keys: &[&str], deadline: Deadline) -> Vec<Result<View>> {
-        let at_hand = self.alive().ok().flatten();
-        let at_hand = |key| get::at_hand(at_hand.as_ref()?, key, deadline);
+        let connection = self.alive().ok().flatten();
+        let at_hand = |key| get::at_hand(connection.as_ref()?, key, Some(deadline));
         let mut missed = Vec::new();
         let mut views: Vec<Result<View>> = keys
             .iter()
@@ -240,6 +240,10 @@ impl<D: Device> Engine<D> for NodeEngine {
             missed.into_iter().zip(asked).for_each(|(i, answer)| views[i] = answer);
         }
         views
+    }
+
+    fn at_hand(&self, key: &str) -> Option<View> {
+        get::at_hand(&self.alive().ok()??, key, None)
     }
 
     fn alloc(&self, len: u64, deadline: Deadline) -> Result<PoolBuffer> {

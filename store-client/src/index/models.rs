@@ -3,14 +3,14 @@
 //! The memory that a value lies in is a cell that loom watches: who writes it while another one reads it, fails the model.
 //! The same models are run with a part left out, to show that they see what that part is for.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64 as Plain, Ordering as PlainOrdering},
-};
+use std::sync::atomic::{AtomicU64 as Plain, Ordering as PlainOrdering};
 
 use loom::{
     cell::UnsafeCell,
-    sync::atomic::{AtomicU64, Ordering, fence},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering, fence},
+    },
     thread,
 };
 

@@ -203,3 +203,73 @@ fn packed(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
         u64::from_le_bytes(word)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{ptr::NonNull, sync::Arc};
+
+    use super::{super::Mapped, *};
+
+    /// Of two buckets.
+    fn table() -> Table<Mapped> {
+        let memory: Arc<Box<[std::sync::atomic::AtomicU64]>> =
+            Arc::new((0..2 * BUCKET).map(|_| 0.into()).collect());
+        let base = NonNull::from(&memory[0]).cast();
+        // SAFETY: the words live as long as the box, which is kept, and are atomic.
+        Table::with_buckets(unsafe { Mapped::new(base, 2 * BUCKET, memory) }, 2)
+    }
+
+    fn entry<'a>(id: u64, key: &'a str, meta: &'a [u8]) -> Entry<'a> {
+        Entry { id, space: 1, key: key.as_bytes(), meta, arena: 3, offset: 4096 * id, len: 10 * id }
+    }
+
+    fn id(table: &Table<Mapped>, hash: u64, key: &str) -> Option<u64> {
+        table.look(hash, 1, key.as_bytes()).unwrap().map(|seen| seen.id)
+    }
+
+    #[test]
+    fn an_entry_is_found_by_its_whole_key_in_its_namespace_until_it_is_withdrawn() {
+        let table = table();
+        let slot = table.publish(5, &entry(1, "a key", b"what is beside")).unwrap();
+        let seen = table.look(5, 1, b"a key").unwrap().unwrap();
+        assert_eq!((seen.id, seen.arena, seen.offset, seen.len, seen.slot), (1, 3, 4096, 10, slot));
+        assert_eq!(*seen.meta(), *b"what is beside");
+        assert!(table.is_as_seen(&seen));
+        // Of one hash, as happens.
+        for (space, key) in [(1, "a ke"), (1, "a key\0"), (1, "b key"), (2, "a key"), (1, "")] {
+            assert!(table.look(5, space, key.as_bytes()).unwrap().is_none(), "{space} {key}");
+        }
+        assert!(table.look(4, 1, b"a key").unwrap().is_none());
+        table.withdraw(slot, 2);
+        assert!(table.is_as_seen(&seen), "another id has no entry there");
+        table.withdraw(slot, 1);
+        assert!(!table.is_as_seen(&seen));
+        assert_eq!(id(&table, 5, "a key"), None);
+    }
+
+    #[test]
+    fn an_entry_holds_what_fits_it_and_no_more() {
+        let table = table();
+        let longest = "k".repeat(8 * BODY);
+        assert!(table.publish(0, &entry(1, &longest, b"")).is_some());
+        assert_eq!(id(&table, 0, &longest), Some(1));
+        assert!(table.publish(0, &entry(2, &longest, b"m")).is_none());
+        assert!(table.publish(0, &entry(2, &"k".repeat(8 * BODY + 1), b"")).is_none());
+        let meta = [7; 8 * (BODY - 1)];
+        assert!(table.publish(0, &entry(3, "k", &meta)).is_some());
+        assert_eq!(*table.look(0, 1, b"k").unwrap().unwrap().meta(), meta);
+    }
+
+    #[test]
+    fn a_full_bucket_displaces_and_is_no_place_of_what_it_displaced() {
+        let table = table();
+        let keys: Vec<_> = (1..=40).map(|n| (n, format!("k{n}"))).collect();
+        let slots: Vec<_> =
+            keys.iter().map(|(n, key)| table.publish(2 * n, &entry(*n, key, b"")).unwrap()).collect();
+        let there = |(n, key): &&(u64, String)| id(&table, 2 * n, key) == Some(*n);
+        assert_eq!(keys.iter().filter(there).count(), WAYS);
+        assert!(there(&keys.last().unwrap()));
+        keys.iter().zip(slots).for_each(|((n, _), slot)| table.withdraw(slot, *n));
+        assert_eq!(keys.iter().filter(there).count(), 0);
+    }
+}

@@ -19,8 +19,8 @@ use super::*;
 use crate::{
     store::{Config, Mode, Put, Store},
     wire::{
-        Answer, CommitItem, Described, Fallback, Frame, Granted, Held, IpcItem, Path as Way, Reply, Request,
-        SLOTS_MAX, VERSION,
+        Answer, CommitItem, Described, Fallback, Frame, Granted, Held, IndexInfo, IpcItem, Path as Way,
+        Reply, Request, SLOTS_MAX, VERSION,
     },
 };
 
@@ -872,4 +872,106 @@ fn an_occupied_metrics_port_is_named_with_its_option() {
     let mut text = String::new();
     http.read_to_string(&mut text).unwrap();
     assert!(text.starts_with("HTTP/1.1 200") && text.contains("\nhaulier_clients 0\n"), "{text}");
+}
+
+/// The shared index and the marks of a client without any sense of its own.
+fn index_of(peer: &mut Peer) -> (IndexInfo, OwnedFd, OwnedFd) {
+    let info = match peer.ask(Request::Index) {
+        Reply::Index(Some(info)) => info,
+        other => panic!("{other:?}"),
+    };
+    let marks = peer.fds.pop().unwrap();
+    (info, peer.fds.pop().unwrap(), marks)
+}
+
+fn map_writable(file: &OwnedFd) -> std::result::Result<(*mut u8, usize), rustix::io::Errno> {
+    let len = rustix::fs::fstat(file).unwrap().st_size as usize;
+    let protection = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
+    let at = unsafe {
+        rustix::mm::mmap(std::ptr::null_mut(), len, protection, rustix::mm::MapFlags::SHARED, file, 0)
+    }?;
+    Ok((at.cast(), len))
+}
+
+#[test]
+fn the_shared_index_can_be_written_by_no_client() {
+    let daemon = Daemon::start();
+    let (_, index, marks) = index_of(&mut daemon.client());
+    assert_eq!(map_writable(&index).unwrap_err(), rustix::io::Errno::ACCESS);
+    assert_eq!(rustix::io::write(&index, b"x").unwrap_err(), rustix::io::Errno::BADF);
+    // Its own marks it may write, but not cut under the daemon's feet.
+    assert!(map_writable(&marks).is_ok());
+    assert_eq!(rustix::fs::ftruncate(&marks, 0).unwrap_err(), rustix::io::Errno::PERM);
+    assert_eq!(
+        rustix::fs::fcntl_add_seals(&marks, rustix::fs::SealFlags::WRITE).unwrap_err(),
+        rustix::io::Errno::PERM
+    );
+}
+
+#[test]
+fn marks_that_are_nonsense_hold_back_memory_at_most_until_their_client_ends() {
+    let daemon = Daemon::with(4 * MIB, 8);
+    let mut good = daemon.client();
+    let value = vec![1; 16 << 10];
+    let fill = |good: &mut Peer, from: usize| {
+        (from..from + 600).for_each(|n| assert_eq!(good.put(&format!("k{n}"), &value).unwrap(), Put::Stored));
+    };
+    let mut bad = daemon.client();
+    let (_, _, marks) = index_of(&mut bad);
+    let (at, len) = map_writable(&marks).unwrap();
+    // Everything that was ever used, was so just now, by its trace.
+    for trace in [0xFF, 0x01, 0x80] {
+        // SAFETY: the mapping is this test's, and the daemon accesses it atomically.
+        unsafe { at.write_bytes(trace, len) };
+        fill(&mut good, 0);
+    }
+    // It holds every value that can be: hold words are ids, and these are the first ones.
+    for n in 0..len / 8 {
+        // SAFETY: as above.
+        unsafe { at.cast::<u64>().add(n).write_unaligned(if n < 80 { u64::MAX } else { n as u64 }) };
+    }
+    for n in 0..600 {
+        let put = good.put(&format!("j{n}"), &value);
+        assert!(matches!(put, Ok(_) | Err(Error::Full { .. })), "{put:?}");
+    }
+    let text = daemon.node.as_ref().unwrap().metrics();
+    assert!(text.contains("haulier_holds "), "{text}");
+    drop(bad);
+    within_a_second("the client's end", || daemon.metric("haulier_clients") == 1);
+    within_a_second("the end of its holds", || daemon.metric("haulier_holds") == 0);
+    fill(&mut good, 1000);
+    good.ask(Request::RemovePrefix { prefix: "" });
+    assert_eq!(daemon.store.stat().used, 0);
+}
+
+#[test]
+fn the_end_of_a_session_is_written_into_its_marks() {
+    let mut daemon = Daemon::start();
+    let (_, index, marks) = index_of(&mut daemon.client());
+    let (at, _) = map_writable(&marks).unwrap();
+    // SAFETY: the word is within the mapping, and is accessed atomically by the daemon.
+    let ended = || unsafe { at.cast::<u64>().read_volatile() };
+    within_a_second("the session's end", || ended() == 1);
+    let mut life = [0; 4];
+    let mut life = || {
+        rustix::io::pread(&index, &mut life, 0).unwrap();
+        u32::from_ne_bytes(life)
+    };
+    let alive = life();
+    assert!(alive != 0 && alive & 0x4000_0000 == 0, "{alive:#x}");
+    daemon.node.take().unwrap().stop();
+    assert_eq!(life() & 0x4000_0000, 0x4000_0000);
+}
+
+#[test]
+fn a_store_that_is_served_anew_is_read_by_request() {
+    let mut daemon = Daemon::start();
+    daemon.client().put("k", b"v").unwrap();
+    daemon.node.take();
+    let config = config(daemon.dir.path(), daemon.store.clone(), 8);
+    daemon.node = Some(Node::start(config).unwrap());
+    let mut client = daemon.client();
+    assert!(matches!(client.ask(Request::Index), Reply::Index(None)));
+    assert_eq!(client.inline("k").unwrap(), b"v");
 }

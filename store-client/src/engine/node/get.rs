@@ -155,11 +155,12 @@ impl<D: Device> GetCall<'_, D> {
 
     /// As [`deliver`](Self::deliver) for a value that was found without asking.
     fn copy_found(&self, slot: &Slot<D>, mut found: Found) -> Result<Result<Description>, Fault> {
+        found.count();
         let len = found.len();
         if len > slot.region().len as u64 {
             return Ok(Err(Error::TooSmall { need: len }));
         }
-        let from = found.for_copy(self.deadline)?;
+        let from = found.for_copy(Some(self.deadline))?;
         let meta = found.take_meta();
         // SAFETY: `found` lives to the end of this function, and keeps the value mapped and held.
         Ok(unsafe { self.copy(slot, from, meta) })
@@ -253,10 +254,12 @@ impl Drop for Hold {
     }
 }
 
-/// Looks at the value of a key without asking, if that can be. Of what fails the request will tell.
-pub(super) fn at_hand(connection: &Arc<Connection>, key: &str, deadline: Deadline) -> Option<View> {
+/// Looks at the value of a key without asking for it, if that can be; without a deadline also not for its arena. Of what
+/// fails the request will tell.
+pub(super) fn at_hand(connection: &Arc<Connection>, key: &str, deadline: Option<Deadline>) -> Option<View> {
     let mut found = Found::take(connection, key)?;
     let region = found.for_view(deadline).ok()?;
+    found.count();
     let start = match region.len {
         0 => std::ptr::dangling(),
         _ => std::ptr::with_exposed_provenance(region.addr),

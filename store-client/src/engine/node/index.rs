@@ -11,7 +11,7 @@ use super::connection::{Connection, Fault};
 use crate::{
     error::{Error, Result},
     fork,
-    index::{self, Layout, Mapped, Marks, Table, life},
+    index::{self, Layout, Mapped, Marks, Seen, Table, life},
     shm::{Access, Mapping},
     wire::IndexInfo,
 };
@@ -74,6 +74,8 @@ pub(super) struct Found {
     /// Keeps what it refers to mapped, and the session alive that the hold belongs to.
     connection: Arc<Connection>,
     word: usize,
+    id: u64,
+    slot: u32,
     arena: u64,
     offset: u64,
     len: u64,
@@ -89,9 +91,16 @@ impl Found {
         let lives = || lookup.lives() && !connection.has_ended();
         let (seen, word) =
             index::hold(&lookup.table, lookup.marks.holds(), hash, space, key.as_bytes(), lives)?;
-        lookup.marks.used(seen.slot, seen.id, seen.len);
-        let (arena, offset, len) = (seen.arena, seen.offset, seen.len);
-        Some(Found { connection: Arc::clone(connection), word, arena, offset, len, meta: seen.meta() })
+        let meta = seen.meta();
+        let Seen { id, slot, arena, offset, len, .. } = seen;
+        Some(Found { connection: Arc::clone(connection), word, id, slot, arena, offset, len, meta })
+    }
+
+    /// Says that the value is used, for eviction and the counters.
+    pub(super) fn count(&self) {
+        if let Some(lookup) = self.connection.lookup() {
+            lookup.marks.used(self.slot, self.id, self.len);
+        }
     }
 
     pub(super) fn len(&self) -> u64 {
@@ -103,20 +112,30 @@ impl Found {
         std::mem::take(&mut self.meta)
     }
 
-    /// The bytes, mapped while this lives so that nobody in this process can write them.
-    pub(super) fn for_view(&self, deadline: Deadline) -> Result<Region, Fault> {
-        self.region(|lookup| &lookup.views, || self.connection.for_view(self.arena, deadline))
+    /// The bytes, mapped while this lives so that nobody in this process can write them. Without a deadline nothing is asked
+    /// for.
+    pub(super) fn for_view(&self, deadline: Option<Deadline>) -> Result<Region, Fault> {
+        self.region(
+            |lookup| &lookup.views,
+            deadline,
+            |deadline| self.connection.for_view(self.arena, deadline),
+        )
     }
 
     /// The bytes, mapped while this lives.
-    pub(super) fn for_copy(&self, deadline: Deadline) -> Result<Region, Fault> {
-        self.region(|lookup| &lookup.copies, || self.connection.for_copy(self.arena, deadline))
+    pub(super) fn for_copy(&self, deadline: Option<Deadline>) -> Result<Region, Fault> {
+        self.region(
+            |lookup| &lookup.copies,
+            deadline,
+            |deadline| self.connection.for_copy(self.arena, deadline),
+        )
     }
 
     fn region(
         &self,
         known: impl Fn(&Lookup) -> &Arenas,
-        map: impl FnOnce() -> Result<Arc<Mapping>, Fault>,
+        deadline: Option<Deadline>,
+        map: impl FnOnce(Deadline) -> Result<Arc<Mapping>, Fault>,
     ) -> Result<Region, Fault> {
         if self.len == 0 {
             return Ok(Region::host(0, 0));
@@ -126,7 +145,7 @@ impl Found {
             return self.connection.range(mapping, self.offset, self.len);
         }
         // The connection keeps it too, for as long as it lives.
-        let mapping = map()?;
+        let mapping = map(deadline.ok_or(Fault::Timeout { sent: false })?)?;
         let region = self.connection.range(&mapping, self.offset, self.len)?;
         if let Some(at) = at {
             // Another thread may have been as fast.
