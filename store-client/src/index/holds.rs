@@ -47,16 +47,18 @@ impl<W: Words> Holds<W> {
 
     /// Step d, after a fence: whether `id` is held.
     pub(crate) fn contain(&self, id: u64) -> bool {
-        (0..self.groups).any(|group| {
+        self.ids().any(|held| held == id)
+    }
+
+    /// What is held, by the same step.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = u64> + '_ {
+        (0..self.groups).flat_map(move |group| {
             let mut bits = self.words.load_acquire(group);
-            while bits != 0 {
-                let word = group * GROUP + bits.trailing_zeros() as usize;
-                if self.words.load_acquire(self.groups + word) == id {
-                    return true;
-                }
+            std::iter::from_fn(move || {
+                let word = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
                 bits &= bits - 1;
-            }
-            false
+                Some(self.words.load_acquire(self.groups + group * GROUP + word))
+            })
         })
     }
 

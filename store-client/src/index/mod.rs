@@ -29,6 +29,8 @@
 //!  6  read the bytes; clear the word (Release)
 //! ```
 //!
+//! Parked memory is looked at again when memory is wanted or counted, when a session ends, and when much has been parked.
+//!
 //! # Why it is right
 //!
 //! *Nobody reads memory that is used anew.* Of two `SeqCst` fences one comes first. If 4 comes before c, then d sees what
@@ -45,7 +47,8 @@
 //! - **A client's death**, at any instruction: its hold words are looked at for as long as its session lives, which ends
 //!   with its socket, which the kernel closes. Nothing in its marks is a lock. What was parked for it is freed then.
 //! - **The end of a session** that the client does not know of yet: the daemon writes `ended` into its marks before it
-//!   stops looking at them, and 5 looks at that.
+//!   stops looking at them, and 5 looks at that; a hold that stands at that very moment ends with the session, as do
+//!   those that were asked for.
 //! - **The daemon's death**, kill -9 too: the life word is a robust futex of a thread of the daemon. The kernel marks it
 //!   dead before it closes the daemon's descriptors, the socket and the lock among them; a graceful end marks it first
 //!   of all. So while the word is alive no other daemon can have taken over, and no newer value than the index' can
@@ -151,7 +154,7 @@ pub(crate) unsafe fn table(
 /// The hash of a key, which picks its bucket. XXH3, because it is fast for short keys and its values are specified: a client
 /// and a daemon that were built apart agree.
 pub(crate) fn hash(seed: u64, space: u64, key: &str) -> u64 {
-    xxhash_rust::xxh3::xxh3_64_with_seed(key.as_bytes(), seed ^ space)
+    twox_hash::XxHash3_64::oneshot_with_seed(seed ^ space, key.as_bytes())
 }
 
 /// Steps 1 to 5: finds a key of a namespace and takes a hold on its value. `lives` says whether daemon and session do.

@@ -2,6 +2,7 @@
 //! for readers. How this works, and why it is right, is told in [`crate::index`].
 
 use std::{
+    collections::HashSet,
     hash::{BuildHasher, Hasher, RandomState},
     io, mem,
     os::fd::BorrowedFd,
@@ -33,7 +34,7 @@ pub(crate) struct Catalog {
     last_id: AtomicU64,
     readers: RwLock<Readers>,
     /// Memory that a client read when its value's last reference went.
-    parked: Mutex<Vec<Parked>>,
+    parked: Mutex<Parking>,
 }
 
 #[derive(Debug, Default)]
@@ -42,6 +43,17 @@ struct Readers {
     /// What those who have left have read.
     left: Reads,
 }
+
+#[derive(Debug, Default)]
+struct Parking {
+    parked: Vec<Parked>,
+    /// So many are looked at although nobody wants memory. They are twice as many as were left the last time, so that a
+    /// value costs the same on average, however many are held.
+    most: usize,
+}
+
+/// The fewest parked values that are looked at although nobody wants memory.
+const MOST: usize = 64;
 
 /// Memory that is given back when nobody holds `id` any more.
 #[derive(Debug)]
@@ -99,14 +111,17 @@ impl Catalog {
 
     /// Gives back what was parked and is held no more; whether there was any.
     pub(super) fn sweep(&self) -> bool {
-        let mut parked = self.parked.lock();
-        if parked.is_empty() {
+        let mut parking = self.parked.lock();
+        if parking.parked.is_empty() {
             return false;
         }
+        fence(Ordering::SeqCst);
+        let ids: HashSet<u64> =
+            self.readers.read().marks.iter().flat_map(|marks| marks.holds().ids()).collect();
         let (held, free): (Vec<_>, Vec<_>) =
-            mem::take(&mut *parked).into_iter().partition(|parked| self.is_held(parked.id));
-        *parked = held;
-        drop(parked);
+            mem::take(&mut parking.parked).into_iter().partition(|parked| ids.contains(&parked.id));
+        *parking = Parking { most: MOST.max(2 * held.len()), parked: held };
+        drop(parking);
         // Dropped after the lock.
         !free.is_empty()
     }
@@ -118,8 +133,13 @@ impl Catalog {
     }
 
     fn park(&self, parked: Parked) {
-        self.parked.lock().push(parked);
-        self.sweep();
+        let mut parking = self.parked.lock();
+        parking.parked.push(parked);
+        let due = parking.parked.len() > parking.most;
+        drop(parking);
+        if due {
+            self.sweep();
+        }
     }
 }
 

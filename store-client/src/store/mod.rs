@@ -20,7 +20,14 @@
 //! seen. The index and every reader share the object, and the extent is free when the last of them lets go:
 //! removing, replacing or evicting a key takes it out of the index and disturbs no reader.
 //!
-//! A **`Space`** is a namespace: keys in the order of their last use. With a quota it has that much of the pool to
+//! Where a node serves the store, its clients read without a request: a **`Catalog`** shows them what is stored, and they
+//! say in memory of their own what they hold. An object whose last reference goes while a client reads it leaves its
+//! extent and its charge to the catalog, which gives them back when they are wanted and nobody reads them any more.
+//! [`crate::index`] tells how that is done without a lock between processes. A store that only this process uses has no
+//! catalog.
+//!
+//! A **`Space`** is a namespace: keys in the order of their last use. Uses that only a client has seen count when its value's
+//! turn has come: it then gets a second chance. With a quota it has that much of the pool to
 //! itself; the namespaces without one share what is left and evict each other's oldest values.
 //!
 //! # Sizes
@@ -32,7 +39,8 @@
 //!
 //! Where two are held they are taken in this order: a writer's list of arenas, the unowned budget (`Pool::spare`),
 //! the pool's list of arenas, the inside of one arena. The index of a namespace is held alone, or under the lock of the
-//! list of namespaces: objects that leave an index are dropped after both. Memory is populated without any lock, and
+//! list of namespaces: objects that leave an index are dropped after both. The catalog's are taken last, its parked memory
+//! before its readers. Memory is populated without any lock, and
 //! punched out under that of the budget alone, which only those wait for who need memory from elsewhere too; frames
 //! in such work are marked busy, and who needs one waits for it to settle.
 

@@ -119,6 +119,8 @@ impl Space {
         }
         let old = index.put(key, Arc::clone(&object), now);
         object.publish(self.number(), key);
+        // Under the lock, so that nobody takes this for a reader's.
+        drop(object);
         drop(index);
         Ok(if old.is_some() { Put::Replaced } else { Put::Stored })
     }
