@@ -182,6 +182,14 @@ fn no_value_of_a_dead_daemon_is_read_once_another_one_serves() {
     }
 }
 
+struct AtTheEnd<F: Fn()>(F);
+
+impl<F: Fn()> Drop for AtTheEnd<F> {
+    fn drop(&mut self) {
+        self.0();
+    }
+}
+
 /// Readers that keep views and check every byte are killed at any point, while others put, replace and remove in a pool
 /// that is too small for all. `HAULIER_KILLS` says how many.
 #[test]
@@ -192,6 +200,8 @@ fn readers_killed_at_any_point_under_load_leave_no_lost_space_no_stuck_key_and_n
     let daemon = Serve::pool_of(POOL).start();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
+        // However this ends, the writers do not go on for ever.
+        let _end = AtTheEnd(|| done.store(true, Ordering::Relaxed));
         let writers: Vec<_> = (0..2u64)
             .map(|writer| {
                 let (client, done) = (daemon.client(), &done);

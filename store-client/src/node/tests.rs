@@ -975,3 +975,28 @@ fn a_store_that_is_served_anew_is_read_by_request() {
     assert!(matches!(client.ask(Request::Index), Reply::Index(None)));
     assert_eq!(client.inline("k").unwrap(), b"v");
 }
+
+#[test]
+fn a_key_that_is_gone_is_not_read_although_somebody_holds_its_value() {
+    let daemon = Daemon::start();
+    let mut peer = daemon.client();
+    let socket = socket_in(daemon.dir.path());
+    let reader =
+        crate::StoreClient::connect(CpuDevice::open().unwrap(), socket, crate::Options::default()).unwrap();
+    let ends: [fn(&mut Peer); 3] = [
+        |peer| assert!(matches!(peer.ask(Request::Remove { keys: vec!["k"] }), Reply::Found(_))),
+        |peer| assert!(matches!(peer.ask(Request::RemovePrefix { prefix: "k" }), Reply::Removed(1))),
+        |peer| assert!(matches!(peer.ask(Request::RemovePrefix { prefix: "" }), Reply::Removed(1))),
+    ];
+    for (n, end) in ends.into_iter().enumerate() {
+        let value = vec![n as u8; 5000];
+        peer.put("k", &value).unwrap();
+        // By request, so that the object lives on in the daemon.
+        peer.hold("k");
+        let view = reader.view("k").unwrap();
+        assert_eq!(view[..], value[..]);
+        end(&mut peer);
+        assert!(matches!(reader.view("k"), Err(Error::NotFound)), "{n}");
+        assert_eq!(view[..], value[..]);
+    }
+}

@@ -47,16 +47,15 @@ impl<D: Device> GetCall<'_, D> {
         verdicts.into_iter().map(|verdict| verdict.unwrap_or_else(|| Err(fail()))).collect()
     }
 
-    /// Fills the slots that go by staging as a matter of course and are found without asking. Whatever else there is to do or
-    /// to tell is left to who asks.
+    /// Fills what is found without asking in a batch of host memory, for which there is nothing to tell or to wait for.
     fn fill_at_hand(&self, verdicts: &mut Verdicts) {
+        if !self.batch.slots().iter().all(|slot| slot.route() == Route::Staging(Fallback::HOST)) {
+            return;
+        }
         let Ok(Some(connection)) = self.engine.alive() else { return };
         for (slot, verdict) in self.batch.slots().iter().zip(verdicts) {
-            if slot.route() == Route::Staging(Fallback::HOST)
-                && let Some(found) = Found::take(&connection, slot.key())
-            {
-                *verdict = self.copy_found(slot, found).ok();
-            }
+            *verdict =
+                Found::take(&connection, slot.key()).and_then(|found| self.copy_found(slot, found).ok());
         }
     }
 
