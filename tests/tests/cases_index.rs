@@ -300,3 +300,23 @@ fn a_forked_child_lets_go_of_nothing_of_its_parents() {
     assert_eq!(counter(&watcher, "haulier_holds", &[]), 0);
     assert_eq!(client.get("k").unwrap(), bytes(1, 50_000));
 }
+
+/// The daemon does not see the reads, but eviction does.
+#[test]
+fn what_is_read_without_a_question_is_evicted_after_what_is_not() {
+    let daemon = Serve::pool("8MiB").start();
+    let (client, writer) = (daemon.client(), daemon.client());
+    writer.put("read", &bytes(1, 100_000)).unwrap();
+    writer.put("unread", &bytes(2, 100_000)).unwrap();
+    drop(client.view("read").unwrap());
+    for n in 0..200u64 {
+        writer.put(&format!("flood{n}"), &bytes(n, 500_000)).unwrap();
+        assert_eq!(client.view("read").unwrap()[..], bytes(1, 100_000)[..], "after {n}");
+    }
+    assert!(!writer.exists("unread").unwrap());
+    // Its one read since the last eviction is good for one round more.
+    for n in 200..240u64 {
+        writer.put(&format!("flood{n}"), &bytes(n, 500_000)).unwrap();
+    }
+    assert!(!writer.exists("read").unwrap(), "what nobody reads any more stays");
+}
