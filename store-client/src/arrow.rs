@@ -15,7 +15,7 @@
 
 use std::{os::fd::OwnedFd, slice};
 
-use hal::{Bound, Deadline, Device, DeviceUuid, Export, IpcHandle, Kind, Located, Place, Region, Workers};
+use hal::{Allocated, Bound, Deadline, Device, DeviceUuid, Export, IpcHandle, Kind, Located, Place, Region, Workers};
 
 use crate::{
     error::{Error, Result},
@@ -35,9 +35,9 @@ pub(crate) struct Item<D: Device> {
 #[derive(Debug)]
 pub struct Captured<D: Device> {
     device: DeviceUuid,
-    slots: Vec<(Item<D>, Located)>,
+    /// Their routes are chosen in step 2.
+    slots: Vec<Slot<D>>,
     streams: Vec<D::Stream>,
-    lease: Lease,
 }
 
 impl<D: Device> Captured<D> {
@@ -70,20 +70,21 @@ impl<D: Device> Captured<D> {
                     streams.push(*stream);
                 }
             }
-            slots.push((item, located));
+            let Located { region, allocation } = located;
+            let lease = (region.place == Place::Host).then(|| lease.clone());
+            slots.push(Slot { item, region, allocation, route: Route::Staging(Fallback::HOST), lease });
         }
-        Ok(Captured { device, slots, streams, lease })
+        Ok(Captured { device, slots, streams })
     }
 
     /// Step 2. `imports` says whether the engine opens memory of this device. Regions of one allocation share a handle.
-    pub(crate) fn plan(self, bound: &Bound<'_, D>, imports: bool) -> Result<Planned<D>> {
+    pub(crate) fn plan(mut self, bound: &Bound<'_, D>, imports: bool) -> Result<Planned<D>> {
         let caps = bound.device().caps();
         let mut exports: Vec<(hal::BufferId, usize, Handle)> = Vec::new();
-        let mut slots = Vec::with_capacity(self.slots.len());
-        for (item, located) in self.slots {
-            let region = located.region;
+        for slot in &mut self.slots {
+            let region = slot.region;
             let elsewhere = matches!(region.place, Place::Device(uuid) if uuid != self.device);
-            let route = match located.allocation {
+            slot.route = match slot.allocation {
                 // Step 3 refuses memory of another device; exporting it from here would be wrong already.
                 None => Route::Staging(Fallback::HOST),
                 _ if elsewhere || region.len == 0 => Route::Staging(Fallback::HOST),
@@ -109,11 +110,9 @@ impl<D: Device> Captured<D> {
                     }
                 }
             };
-            let lease = (region.place == Place::Host).then(|| self.lease.clone());
-            slots.push(Slot { item, region, route, lease });
         }
         let handles = exports.into_iter().map(|(.., handle)| handle).collect();
-        Ok(Planned { device: self.device, slots, handles, streams: self.streams })
+        Ok(Planned { device: self.device, slots: self.slots, handles, streams: self.streams })
     }
 }
 
@@ -184,6 +183,8 @@ pub struct Ready<D: Device> {
 pub struct Slot<D: Device> {
     item: Item<D>,
     region: Region,
+    /// The allocation around the region, where the driver made it.
+    allocation: Option<Allocated>,
     route: Route,
     /// For host memory.
     lease: Option<Lease>,
@@ -248,8 +249,14 @@ impl<D: Device> Ready<D> {
         let slots = indices
             .iter()
             .map(|&i| {
-                let Slot { item, region, route, lease } = &self.slots[i];
-                Slot { item: item.clone(), region: *region, route: *route, lease: lease.clone() }
+                let Slot { item, region, allocation, route, lease } = &self.slots[i];
+                Slot {
+                    item: item.clone(),
+                    region: *region,
+                    allocation: *allocation,
+                    route: *route,
+                    lease: lease.clone(),
+                }
             })
             .collect();
         let mut handles = Vec::with_capacity(self.handles.len());

@@ -4,7 +4,6 @@ use std::{
     fmt,
     marker::PhantomData,
     path::Path,
-    process,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -20,7 +19,7 @@ use crate::{
     error::{Error, Result},
     fork,
     payload::{Lease, Origin, Payload, Span, Target, check_key},
-    retry,
+    process, retry,
     store::{META_MAX, Mode, Put, Stat, Store},
 };
 
@@ -141,12 +140,12 @@ impl<D: Device> StoreClient<D> {
     ///
     /// Returns when the value is visible to every client. *Errors*: as [`batch_put`](Self::batch_put).
     pub fn put<'a>(&self, key: &str, payload: impl Into<Payload<'a, D>>) -> Result<Put> {
-        only(self.store(vec![(key, &[], payload.into().span)], Mode::Put))
+        only(self.store([(key, &[][..], payload.into().span)], Mode::Put))
     }
 
     /// Stores a value, atomically replacing one that is there: a reader sees the old bytes or the new ones.
     pub fn upsert<'a>(&self, key: &str, payload: impl Into<Payload<'a, D>>) -> Result<Put> {
-        only(self.store(vec![(key, &[], payload.into().span)], Mode::Upsert))
+        only(self.store([(key, &[][..], payload.into().span)], Mode::Upsert))
     }
 
     /// [`put`](Self::put) for many values.
@@ -154,15 +153,12 @@ impl<D: Device> StoreClient<D> {
     /// *Errors*, per slot: [`Error::InvalidKey`], [`Error::Full`], [`Error::TooLarge`], [`Error::Timeout`]; and for all
     /// slots together [`Error::NotSent`].
     pub fn batch_put(&self, items: Vec<(&str, Payload<'_, D>)>) -> Vec<Result<Put>> {
-        self.store(items.into_iter().map(|(key, payload)| (key, &[][..], payload.span)).collect(), Mode::Put)
+        self.store(items.into_iter().map(|(key, payload)| (key, &[][..], payload.span)), Mode::Put)
     }
 
     /// [`upsert`](Self::upsert) for many values. Each replaces atomically; the batch as a whole does not.
     pub fn batch_upsert(&self, items: Vec<(&str, Payload<'_, D>)>) -> Vec<Result<Put>> {
-        self.store(
-            items.into_iter().map(|(key, payload)| (key, &[][..], payload.span)).collect(),
-            Mode::Upsert,
-        )
+        self.store(items.into_iter().map(|(key, payload)| (key, &[][..], payload.span)), Mode::Upsert)
     }
 
     /// Fills `target` with the value and answers its length; the rest of `target` stays as it was.
@@ -170,14 +166,14 @@ impl<D: Device> StoreClient<D> {
     /// Work queued on the calling thread's current stream that still uses `target` is waited for, and work queued after
     /// the call sees the new bytes. *Errors*: [`Error::NotFound`]; [`Error::TooSmall`], which leaves `target` as it was.
     pub fn get_into<'a>(&self, key: &str, target: impl Into<Target<'a, D>>) -> Result<u64> {
-        only(self.batch_get_into(vec![(key, target.into())]))
+        only(self.fill([(key, target.into().span)])).map(|found| found.len)
     }
 
     /// [`get_into`](Self::get_into) for many values. A repeated key fills each of its targets.
     ///
     /// *Errors*, per slot: as `get_into`, and [`Error::Overlap`] for a raw target that shares bytes with an earlier one.
     pub fn batch_get_into(&self, items: Vec<(&str, Target<'_, D>)>) -> Vec<Result<u64>> {
-        self.fill(items.into_iter().map(|(key, target)| (key, target.span)).collect())
+        self.fill(items.into_iter().map(|(key, target)| (key, target.span)))
             .into_iter()
             .map(|slot| slot.map(|found| found.len))
             .collect()
@@ -214,7 +210,8 @@ impl<D: Device> StoreClient<D> {
     pub fn alloc(&self, len: u64) -> Result<PoolBuffer> {
         self.open()?;
         let deadline = Deadline::after(self.deadline);
-        only(retry::per_slot(1, deadline, |_| vec![self.inner.engine.alloc(len, deadline)]))
+        let attempt = || vec![self.inner.engine.alloc(len, deadline)];
+        only(retry::per_slot(deadline, attempt, |_| attempt()))
     }
 
     /// [`put`](Self::put) of memory inside the store. The buffer is spent, whatever the verdict.
@@ -361,19 +358,26 @@ impl<D: Device> StoreClient<D> {
     }
 
     /// Stores payloads with what belongs beside them.
-    pub(crate) fn store(&self, items: Vec<(&str, &[u8], Span<D>)>, mode: Mode) -> Vec<Result<Put>> {
+    pub(crate) fn store<'a>(
+        &self,
+        items: impl IntoIterator<Item = (&'a str, &'a [u8], Span<D>)>,
+        mode: Mode,
+    ) -> Vec<Result<Put>> {
         let items = items.into_iter().map(|(key, meta, span)| {
             check_key(key)?;
             check_meta(meta)?;
             Ok(Item { key: key.to_owned(), meta: meta.to_vec(), span })
         });
-        self.send("put", items.collect(), move |engine, bound, ready, deadline, progress| {
+        self.send("put", items, move |engine, bound, ready, deadline, progress| {
             engine.put(bound, ready, mode, deadline, progress)
         })
     }
 
     /// Fills spans with values.
-    pub(crate) fn fill(&self, items: Vec<(&str, Span<D>)>) -> Vec<Result<Description>> {
+    pub(crate) fn fill<'a>(
+        &self,
+        items: impl IntoIterator<Item = (&'a str, Span<D>)>,
+    ) -> Vec<Result<Description>> {
         let mut taken: Vec<(usize, usize)> = Vec::new();
         let items = items.into_iter().map(|(key, span)| {
             check_key(key)?;
@@ -389,7 +393,7 @@ impl<D: Device> StoreClient<D> {
             }
             Ok(Item { key: key.to_owned(), meta: Vec::new(), span })
         });
-        self.send("get_into", items.collect(), |engine, bound, ready, deadline, progress| {
+        self.send("get_into", items, |engine, bound, ready, deadline, progress| {
             engine.get_into(bound, ready, deadline, progress)
         })
     }
@@ -417,38 +421,36 @@ impl<D: Device> StoreClient<D> {
     fn send<R: Send + 'static>(
         &self,
         op: &'static str,
-        items: Vec<Result<Item<D>>>,
+        items: impl Iterator<Item = Result<Item<D>>>,
         call: impl Fn(&dyn Engine<D>, &Bound<'_, D>, &Ready<D>, Deadline, &(dyn Fn(u64) + Sync)) -> Vec<Result<R>>
         + Send
         + Sync
         + 'static,
     ) -> Vec<Result<R>> {
         if let Err(e) = self.open() {
-            return items.iter().map(|_| Err(e.clone())).collect();
+            return items.map(|_| Err(e.clone())).collect();
         }
-        let mut good = Vec::with_capacity(items.len());
-        let mut verdicts: Vec<Option<Result<R>>> = Vec::with_capacity(items.len());
-        for item in items {
-            verdicts.push(match item {
-                Ok(item) => {
-                    good.push(item);
-                    None
-                }
-                Err(e) => Some(Err(e)),
-            });
-        }
-        if !good.is_empty() {
-            let count = good.len();
-            let sent = self.along_the_arrow(op, good, call).unwrap_or_else(|cause| {
-                let not_sent = Error::NotSent { cause: Box::new(cause) };
-                (0..count).map(|_| Err(not_sent.clone())).collect()
-            });
-            let open = verdicts.iter_mut().filter(|verdict| verdict.is_none());
-            for (verdict, answer) in open.zip(sent) {
-                *verdict = Some(answer);
+        let mut good = Vec::with_capacity(items.size_hint().0);
+        let mut bad = Vec::new();
+        for (i, item) in items.enumerate() {
+            match item {
+                Ok(item) => good.push(item),
+                Err(e) => bad.push((i, e)),
             }
         }
-        verdicts.into_iter().map(|verdict| verdict.unwrap_or_else(unanswered)).collect()
+        let count = good.len();
+        if count == 0 {
+            return bad.into_iter().map(|(_, e)| Err(e)).collect();
+        }
+        let mut verdicts = self.along_the_arrow(op, good, call).unwrap_or_else(|cause| {
+            let not_sent = Error::NotSent { cause: Box::new(cause) };
+            (0..count).map(|_| Err(not_sent.clone())).collect()
+        });
+        verdicts.resize_with(count, unanswered);
+        if bad.is_empty() {
+            return verdicts;
+        }
+        in_order(verdicts, bad)
     }
 
     /// Steps 1 to 5. An error means that nothing was sent.
@@ -477,15 +479,15 @@ impl<D: Device> StoreClient<D> {
             let send = {
                 let inner = Arc::clone(&inner);
                 move |bound: &Bound<'_, D>| {
-                    retry::per_slot(slots, deadline, |indices| {
-                        if indices.len() == slots {
-                            return call(&*inner.engine, bound, &ready, deadline, &report);
-                        }
-                        match ready.select(indices) {
-                            Ok(some) => call(&*inner.engine, bound, &some, deadline, &report),
+                    let attempt = |batch: &_| call(&*inner.engine, bound, batch, deadline, &report);
+                    retry::per_slot(
+                        deadline,
+                        || attempt(&ready),
+                        |indices| match ready.select(indices) {
+                            Ok(some) => attempt(&some),
                             Err(e) => indices.iter().map(|_| Err(e.clone())).collect(),
-                        }
-                    })
+                        },
+                    )
                 }
             };
             if !needs_driver {
@@ -532,23 +534,32 @@ impl<D: Device> StoreClient<D> {
         keys: &[&str],
         call: impl Fn(&dyn Engine<D>, &[&str], Deadline) -> Vec<Result<R>>,
     ) -> Vec<Result<R>> {
-        let checked = self.open().map(|()| keys.iter().map(|key| check_key(key)).collect::<Vec<_>>());
-        let checked = match checked {
-            Ok(checked) => checked,
-            Err(e) => return keys.iter().map(|_| Err(e.clone())).collect(),
-        };
-        let good: Vec<&str> =
-            keys.iter().zip(&checked).filter(|(_, check)| check.is_ok()).map(|(key, _)| *key).collect();
+        if let Err(e) = self.open() {
+            return keys.iter().map(|_| Err(e.clone())).collect();
+        }
+        let checks = keys.iter().enumerate().map(|(i, key)| (i, check_key(key)));
+        let bad: Vec<_> = checks.filter_map(|(i, check)| Some((i, check.err()?))).collect();
+        if bad.is_empty() {
+            return self.for_good_keys(keys, call);
+        }
+        let good: Vec<&str> = keys.iter().copied().filter(|key| check_key(key).is_ok()).collect();
+        in_order(self.for_good_keys(&good, call), bad)
+    }
+
+    fn for_good_keys<R>(
+        &self,
+        keys: &[&str],
+        call: impl Fn(&dyn Engine<D>, &[&str], Deadline) -> Vec<Result<R>>,
+    ) -> Vec<Result<R>> {
         let deadline = Deadline::after(self.deadline);
-        let mut answers = retry::per_slot(good.len(), deadline, |indices| {
-            let some: Vec<&str> = indices.iter().map(|&i| good[i]).collect();
-            call(&*self.inner.engine, &some, deadline)
-        })
-        .into_iter();
-        checked
-            .into_iter()
-            .map(|check| check.and_then(|()| answers.next().unwrap_or_else(unanswered)))
-            .collect()
+        let attempt = |keys: &[&str]| call(&*self.inner.engine, keys, deadline);
+        let mut answers = retry::per_slot(
+            deadline,
+            || attempt(keys),
+            |indices| attempt(&indices.iter().map(|&i| keys[i]).collect::<Vec<_>>()),
+        );
+        answers.resize_with(keys.len(), unanswered);
+        answers
     }
 
     /// Refuses what a closed client, or one from before a fork, cannot do.
@@ -608,6 +619,17 @@ fn check_meta(meta: &[u8]) -> Result<()> {
 /// The verdict of a batch of one.
 pub(crate) fn only<R>(verdicts: impl IntoIterator<Item = Result<R>>) -> Result<R> {
     verdicts.into_iter().next().unwrap_or_else(unanswered)
+}
+
+/// The verdicts of a batch: those of its good slots, in order, with each bad one at its position.
+fn in_order<R>(good: Vec<Result<R>>, bad: Vec<(usize, Error)>) -> Vec<Result<R>> {
+    let count = good.len() + bad.len();
+    let (mut good, mut bad) = (good.into_iter(), bad.into_iter().peekable());
+    let verdict = |i| match bad.next_if(|(at, _)| *at == i) {
+        Some((_, e)) => Err(e),
+        None => good.next().unwrap_or_else(unanswered),
+    };
+    (0..count).map(verdict).collect()
 }
 
 /// What an engine that breaks its contract gets its caller, instead of a panic.

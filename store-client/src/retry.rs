@@ -12,15 +12,14 @@ fn retry_helps<R>(verdict: &Result<R>) -> bool {
     matches!(verdict, Err(Error::ResourceExhausted { .. }))
 }
 
-/// Runs `attempt` on the slots that are still to be done, given by index, until none is retryable or `deadline` leaves no
-/// room for another pause. `attempt` answers one verdict for each index.
+/// Runs `all`, which answers one verdict for each slot, then `some` on those that are still to be done, given by index,
+/// until none is retryable or `deadline` leaves no room for another pause. `some` answers one verdict for each index.
 pub(crate) fn per_slot<R>(
-    slots: usize,
     deadline: Deadline,
-    mut attempt: impl FnMut(&[usize]) -> Vec<Result<R>>,
+    all: impl FnOnce() -> Vec<Result<R>>,
+    mut some: impl FnMut(&[usize]) -> Vec<Result<R>>,
 ) -> Vec<Result<R>> {
-    let all: Vec<usize> = (0..slots).collect();
-    let mut verdicts = attempt(&all);
+    let mut verdicts = all();
     if !verdicts.iter().any(retry_helps) {
         return verdicts;
     }
@@ -36,7 +35,7 @@ pub(crate) fn per_slot<R>(
             break;
         }
         thread::sleep(pause);
-        for (i, verdict) in again.iter().zip(attempt(&again)) {
+        for (i, verdict) in again.iter().zip(some(&again)) {
             verdicts[*i] = verdict;
         }
     }
@@ -54,27 +53,19 @@ mod tests {
     #[test]
     fn only_retryable_slots_are_tried_again() {
         let mut calls = Vec::new();
-        let verdicts = per_slot(3, Deadline::after(Duration::from_secs(5)), |slots| {
+        let all = || vec![Ok(0), Err(busy()), Err(Error::NotFound)];
+        let verdicts = per_slot(Deadline::after(Duration::from_secs(5)), all, |slots| {
             calls.push(slots.to_vec());
-            let first = calls.len() == 1;
-            slots
-                .iter()
-                .map(|&i| match i {
-                    0 => Ok(i),
-                    1 if first => Err(busy()),
-                    1 => Ok(i),
-                    _ => Err(Error::NotFound),
-                })
-                .collect()
+            slots.iter().map(|&i| if calls.len() < 2 { Err(busy()) } else { Ok(i) }).collect()
         });
-        assert_eq!(calls, [vec![0, 1, 2], vec![1]]);
+        assert_eq!(calls, [[1], [1]]);
         assert!(matches!(verdicts[..], [Ok(0), Ok(1), Err(Error::NotFound)]));
     }
 
     #[test]
     fn the_deadline_ends_the_retries_with_the_last_verdict() {
-        let verdicts =
-            per_slot(1, Deadline::after(Duration::from_millis(20)), |_| vec![Err::<(), _>(busy())]);
+        let again = || vec![Err::<(), _>(busy())];
+        let verdicts = per_slot(Deadline::after(Duration::from_millis(20)), again, |_| again());
         assert!(matches!(verdicts[..], [Err(Error::ResourceExhausted { .. })]));
     }
 }

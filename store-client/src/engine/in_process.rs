@@ -17,6 +17,11 @@ use crate::{
     wire::Path,
 };
 
+/// Bytes after which a call looks at the clock again.
+const LOOK: u64 = 256 << 10;
+/// Bytes that a slot's bookkeeping counts for.
+const SLOT: u64 = 4 << 10;
+
 /// A store of this process, as one of its namespaces sees it.
 #[derive(Debug)]
 pub(crate) struct InProcessEngine {
@@ -47,15 +52,29 @@ impl InProcessEngine {
         Ok(())
     }
 
-    fn each<T, R>(
+    /// Calls for each slot until the engine is closed or the deadline passes. How many bytes a call moves is up to
+    /// `bytes`: to look at the clock before each would cost as much as a small slot does.
+    fn each<'s, T, R>(
         &self,
         op: &str,
-        slots: impl IntoIterator<Item = T>,
+        slots: &'s [T],
+        bytes: impl Fn(&T) -> u64,
         deadline: Deadline,
-        call: impl Fn(T) -> Result<R>,
+        call: impl Fn(&'s T) -> Result<R>,
     ) -> Vec<Result<R>> {
-        let slots = slots.into_iter();
-        slots.map(|slot| self.go_on(op, deadline).and_then(|()| call(slot))).collect()
+        let mut since = LOOK;
+        let mut gone_on = Ok(());
+        slots
+            .iter()
+            .map(|slot| {
+                if since >= LOOK && gone_on.is_ok() {
+                    gone_on = self.go_on(op, deadline);
+                    since = 0;
+                }
+                since += SLOT + bytes(slot);
+                gone_on.clone().and_then(|()| call(slot))
+            })
+            .collect()
     }
 
     fn hold(&self, key: &str) -> Result<Arc<Object>> {
@@ -118,6 +137,10 @@ impl InProcessEngine {
     }
 }
 
+fn bytes<D: Device>(slot: &Slot<D>) -> u64 {
+    slot.region().len as u64
+}
+
 impl<D: Device> Engine<D> for InProcessEngine {
     /// This process copies its memory itself.
     fn imports(&self) -> bool {
@@ -132,7 +155,7 @@ impl<D: Device> Engine<D> for InProcessEngine {
         deadline: Deadline,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Vec<Result<Put>> {
-        self.each("put", batch.slots(), deadline, |slot: &Slot<D>| {
+        self.each("put", batch.slots(), bytes, deadline, |slot| {
             let put = self.copy_in(bound, slot, mode, deadline, progress);
             self.metrics.put(&put, slot.region().len as u64, slot.path());
             put
@@ -146,7 +169,7 @@ impl<D: Device> Engine<D> for InProcessEngine {
         deadline: Deadline,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Vec<Result<Description>> {
-        self.each("get", batch.slots(), deadline, |slot: &Slot<D>| {
+        self.each("get", batch.slots(), bytes, deadline, |slot| {
             let got = self.copy_out(bound, slot, deadline, progress);
             self.count_get(got.as_ref().map(|found| found.len));
             got
@@ -154,7 +177,7 @@ impl<D: Device> Engine<D> for InProcessEngine {
     }
 
     fn view(&self, keys: &[&str], deadline: Deadline) -> Vec<Result<View>> {
-        self.each("view", keys, deadline, |key| {
+        self.each("view", keys, |_| 0, deadline, |key| {
             let object = self.hold(key);
             self.count_get(object.as_ref().map(|object| object.len()));
             let object = object?;
@@ -194,7 +217,7 @@ impl<D: Device> Engine<D> for InProcessEngine {
     }
 
     fn describe(&self, keys: &[&str], deadline: Deadline) -> Vec<Result<Description>> {
-        self.each("describe", keys, deadline, |key| {
+        self.each("describe", keys, |_| 0, deadline, |key| {
             let object = self.space.peek(key).ok_or(Error::NotFound);
             self.metrics.found(Op::Describe, object.as_ref().map(|_| true));
             let object = object?;
@@ -203,7 +226,7 @@ impl<D: Device> Engine<D> for InProcessEngine {
     }
 
     fn remove(&self, keys: &[&str], deadline: Deadline) -> Vec<Result<bool>> {
-        self.each("remove", keys, deadline, |key| self.count_found(Op::Remove, self.space.remove(key)))
+        self.each("remove", keys, |_| 0, deadline, |key| self.count_found(Op::Remove, self.space.remove(key)))
     }
 
     fn remove_by_prefix(&self, prefix: &str, deadline: Deadline) -> Result<u64> {
@@ -214,7 +237,7 @@ impl<D: Device> Engine<D> for InProcessEngine {
     }
 
     fn set_pinned(&self, keys: &[&str], pinned: bool, deadline: Deadline) -> Vec<Result<bool>> {
-        self.each("set_pinned", keys, deadline, |key| {
+        self.each("set_pinned", keys, |_| 0, deadline, |key| {
             self.count_found(Op::Pin, self.space.set_pinned(key, pinned))
         })
     }

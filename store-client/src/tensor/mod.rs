@@ -315,7 +315,7 @@ impl<D: Device> StoreClient<D> {
         match contiguous(&storage.span, layout.as_ref()) {
             Ok(span) => {
                 same(&self.tensor_spec(key)?)?;
-                let filled = only(self.fill(vec![(key, span)]))?;
+                let filled = only(self.fill([(key, span)]))?;
                 // It may have been replaced since it was asked for.
                 same(&TensorSpec::decode(&filled.meta, filled.len)?)
             }
@@ -331,7 +331,7 @@ impl<D: Device> StoreClient<D> {
     fn store_tensor(&self, key: &str, tensor: &TensorRef<'_, D>, mode: Mode) -> Result<Put> {
         let meta = tensor.spec.encode()?;
         match tensor.contiguous() {
-            Ok(span) => only(self.store(vec![(key, &meta, span)], mode)),
+            Ok(span) => only(self.store([(key, &meta[..], span)], mode)),
             Err(layout) => {
                 let mut buffer = self.alloc(layout.bytes() as u64)?;
                 let layout = layout.clone();
@@ -361,7 +361,7 @@ impl<D: Device> StoreClient<D> {
         let batch = items.iter().zip(&encoded).filter_map(|((key, tensor), meta)| {
             Some((*key, meta.as_ref().ok()?.as_slice(), tensor.contiguous().ok()?))
         });
-        let mut batched = self.store(batch.collect(), mode).into_iter();
+        let mut batched = self.store(batch, mode).into_iter();
         items
             .iter()
             .zip(encoded)

@@ -9,7 +9,6 @@ use std::{
     fmt, io, mem,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
-    process,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering, fence},
@@ -25,6 +24,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
+    process,
     shm::{Access, Mapping},
     store::{Mode, Put},
     wire::{
