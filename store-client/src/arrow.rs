@@ -15,7 +15,9 @@
 
 use std::{os::fd::OwnedFd, slice};
 
-use hal::{Allocated, Bound, Deadline, Device, DeviceUuid, Export, IpcHandle, Kind, Located, Place, Region, Workers};
+use hal::{
+    Allocated, Bound, Deadline, Device, DeviceUuid, Export, IpcHandle, Kind, Located, Place, Region, Workers,
+};
 
 use crate::{
     error::{Error, Result},

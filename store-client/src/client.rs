@@ -476,25 +476,23 @@ impl<D: Device> StoreClient<D> {
                 };
             let slots = ready.slots().len();
             let needs_driver = ready.needs_driver();
-            let send = {
-                let inner = Arc::clone(&inner);
-                move |bound: &Bound<'_, D>| {
-                    let attempt = |batch: &_| call(&*inner.engine, bound, batch, deadline, &report);
-                    retry::per_slot(
-                        deadline,
-                        || attempt(&ready),
-                        |indices| match ready.select(indices) {
-                            Ok(some) => attempt(&some),
-                            Err(e) => indices.iter().map(|_| Err(e.clone())).collect(),
-                        },
-                    )
-                }
+            let send = move |inner: &Inner<D>, bound: &Bound<'_, D>| {
+                let attempt = |batch: &_| call(&*inner.engine, bound, batch, deadline, &report);
+                retry::per_slot(
+                    deadline,
+                    || attempt(&ready),
+                    |indices| match ready.select(indices) {
+                        Ok(some) => attempt(&some),
+                        Err(e) => indices.iter().map(|_| Err(e.clone())).collect(),
+                    },
+                )
             };
             if !needs_driver {
-                return Ok(Ok(send(bound)));
+                return Ok(Ok(send(&inner, bound)));
             }
             // Driver calls may hang, so they run where they can be left behind.
-            let sent = inner.workers.run(deadline, op, move |bound| Ok(send(bound)));
+            let own = Arc::clone(&inner);
+            let sent = inner.workers.run(deadline, op, move |bound| Ok(send(&own, bound)));
             Ok(Ok(sent.unwrap_or_else(|e| (0..slots).map(|_| Err(Error::from(e.clone()))).collect())))
         })?
     }

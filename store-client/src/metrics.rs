@@ -25,6 +25,7 @@ use crate::{
 /// The outcome of what finds something under a key.
 pub(crate) const FOUND: &str = "found";
 
+const OPS: usize = Op::Garbled as usize + 1;
 const ROUTES: usize = Route::Inline as usize + 1;
 const PUTS: usize = Put::AlreadyExists as usize + 1;
 
@@ -58,6 +59,8 @@ struct Busy {
     came: [OnceLock<Counter>; ROUTES],
     went: [OnceLock<Counter>; ROUTES],
     host: OnceLock<Counter>,
+    /// Whether a key was not there, or was.
+    found: [[OnceLock<Counter>; 2]; OPS],
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -148,27 +151,48 @@ impl Metrics {
 
     /// Counts what became of a value of `len` bytes that came by `path`.
     pub(crate) fn put(&self, put: &Result<Put>, len: u64, path: Path) {
+        self.puts([(put, len, path)]);
+    }
+
+    /// Counts what became of values of so many bytes that came by these paths. Slots that fared alike are added up
+    /// first: the counters are everybody's.
+    pub(crate) fn puts<'p>(&self, slots: impl IntoIterator<Item = (&'p Result<Put>, u64, Path)>) {
+        let mut slots = slots.into_iter().peekable();
+        while let Some((put, len, path)) = slots.next() {
+            let (mut count, mut bytes) = (1, len);
+            while let Ok(put) = put
+                && let Some((_, len, _)) =
+                    slots.next_if(|(next, _, by)| matches!(next, Ok(next) if next == put) && *by == path)
+            {
+                count += 1;
+                bytes += len;
+            }
+            self.puts_alike(put, count, bytes, path);
+        }
+    }
+
+    fn puts_alike(&self, put: &Result<Put>, count: u64, bytes: u64, path: Path) {
         let route = Route::of(path);
         match put {
             Ok(put) => {
                 let row = || {
                     self.operations.get_or_create_owned(&Operation::new(Op::Put, Some(route), put.label()))
                 };
-                self.busy.puts[route as usize][*put as usize].get_or_init(row).inc();
+                self.busy.puts[route as usize][*put as usize].get_or_init(row).inc_by(count);
                 if *put != Put::AlreadyExists {
                     let row = || self.bytes.get_or_create_owned(&Transfer::new("in", route));
-                    self.busy.came[route as usize].get_or_init(row).inc_by(len);
+                    self.busy.came[route as usize].get_or_init(row).inc_by(bytes);
                 }
             }
-            Err(e) => self.count(Op::Put, Some(route), e.label(), 1),
+            Err(e) => self.count(Op::Put, Some(route), e.label(), count),
         }
         match path {
             Path::Staging(why @ Fallback::HOST) => {
                 let row = || self.fallbacks.get_or_create_owned(&Reason { reason: why.label() });
-                self.busy.host.get_or_init(row).inc();
+                self.busy.host.get_or_init(row).inc_by(count);
             }
             Path::Staging(why) => {
-                self.fallbacks.get_or_create(&Reason { reason: why.label() }).inc();
+                self.fallbacks.get_or_create(&Reason { reason: why.label() }).inc_by(count);
             }
             Path::Ipc | Path::Alloc => {}
         }
@@ -183,30 +207,33 @@ impl Metrics {
         let more = now.minus(*counted);
         *counted = now;
         if more != Reads::default() {
-            self.gets(Route::Shared, more.values, more.bytes);
+            self.got_many(Route::Shared, more.values, more.bytes);
         }
     }
 
     /// Counts a value of `len` bytes that was found for a client.
     pub(crate) fn got(&self, route: Route, len: u64) {
-        self.gets(route, 1, len);
+        self.got_many(route, 1, len);
     }
 
-    fn gets(&self, route: Route, values: u64, bytes: u64) {
+    /// Counts `count` values of `bytes` bytes in all that were found for a client.
+    pub(crate) fn got_many(&self, route: Route, count: u64, bytes: u64) {
         let row = || self.operations.get_or_create_owned(&Operation::new(Op::Get, Some(route), FOUND));
-        self.busy.gets[route as usize].get_or_init(row).inc_by(values);
+        self.busy.gets[route as usize].get_or_init(row).inc_by(count);
         let row = || self.bytes.get_or_create_owned(&Transfer::new("out", route));
         self.busy.went[route as usize].get_or_init(row).inc_by(bytes);
     }
 
     /// Counts whether a key was there.
     pub(crate) fn found(&self, op: Op, found: Result<bool, &Error>) {
-        let outcome = match found {
-            Ok(true) => FOUND,
-            Ok(false) => Error::NotFound.label(),
-            Err(e) => e.label(),
-        };
-        self.count(op, None, outcome, 1);
+        match found {
+            Ok(found) => {
+                let outcome = if found { FOUND } else { Error::NotFound.label() };
+                let row = || self.operations.get_or_create_owned(&Operation::new(op, None, outcome));
+                self.busy.found[op as usize][usize::from(found)].get_or_init(row).inc();
+            }
+            Err(e) => self.count(op, None, e.label(), 1),
+        }
     }
 
     /// Records how long a request took.

@@ -34,7 +34,8 @@ pub(crate) fn id() -> u32 {
 fn wiped_on_fork() -> Option<&'static AtomicU32> {
     let (len, both) = (page_size(), ProtFlags::READ | ProtFlags::WRITE);
     // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
-    let page = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, both, MapFlags::PRIVATE) }.ok()?;
+    let page =
+        unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, both, MapFlags::PRIVATE) }.ok()?;
     // SAFETY: the page is this function's alone, and holds nothing yet.
     if unsafe { rustix::mm::madvise(page, len, Advice::LinuxWipeOnFork) }.is_err() {
         // SAFETY: as above; nothing refers to it.

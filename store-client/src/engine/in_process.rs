@@ -122,11 +122,20 @@ impl InProcessEngine {
         Ok(Description { len: object.len(), meta: object.meta().into() })
     }
 
-    /// Counts a get, whose bytes are read where they lie.
-    fn count_get(&self, found: Result<u64, &Error>) {
-        match found {
-            Ok(len) => self.metrics.got(Route::Shared, len),
-            Err(e) => self.metrics.count(Op::Get, None, e.label(), 1),
+    /// Counts gets, whose bytes are read where they lie.
+    fn count_gets<T>(&self, gets: &[Result<T>], len: impl Fn(&T) -> u64) {
+        let (mut count, mut bytes) = (0, 0);
+        for got in gets {
+            match got {
+                Ok(found) => {
+                    count += 1;
+                    bytes += len(found);
+                }
+                Err(e) => self.metrics.count(Op::Get, None, e.label(), 1),
+            }
+        }
+        if count > 0 {
+            self.metrics.got_many(Route::Shared, count, bytes);
         }
     }
 
@@ -155,11 +164,12 @@ impl<D: Device> Engine<D> for InProcessEngine {
         deadline: Deadline,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Vec<Result<Put>> {
-        self.each("put", batch.slots(), bytes, deadline, |slot| {
-            let put = self.copy_in(bound, slot, mode, deadline, progress);
-            self.metrics.put(&put, slot.region().len as u64, slot.path());
-            put
-        })
+        let puts = self.each("put", batch.slots(), bytes, deadline, |slot| {
+            self.copy_in(bound, slot, mode, deadline, progress)
+        });
+        let slots = puts.iter().zip(batch.slots());
+        self.metrics.puts(slots.map(|(put, slot)| (put, bytes(slot), slot.path())));
+        puts
     }
 
     fn get_into(
@@ -169,22 +179,28 @@ impl<D: Device> Engine<D> for InProcessEngine {
         deadline: Deadline,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Vec<Result<Description>> {
-        self.each("get", batch.slots(), bytes, deadline, |slot| {
-            let got = self.copy_out(bound, slot, deadline, progress);
-            self.count_get(got.as_ref().map(|found| found.len));
-            got
-        })
+        let gets = self.each("get", batch.slots(), bytes, deadline, |slot| {
+            self.copy_out(bound, slot, deadline, progress)
+        });
+        self.count_gets(&gets, |found| found.len);
+        gets
     }
 
     fn view(&self, keys: &[&str], deadline: Deadline) -> Vec<Result<View>> {
-        self.each("view", keys, |_| 0, deadline, |key| {
-            let object = self.hold(key);
-            self.count_get(object.as_ref().map(|object| object.len()));
-            let object = object?;
-            let (start, len, meta) = (object.as_ptr(), object.len() as usize, object.meta().into());
-            // SAFETY: the bytes of an object stay as they are until it is dropped.
-            Ok(unsafe { View::new(start, len, meta, object) })
-        })
+        let views = self.each(
+            "view",
+            keys,
+            |_| 0,
+            deadline,
+            |key| {
+                let object = self.hold(key)?;
+                let (start, len, meta) = (object.as_ptr(), object.len() as usize, object.meta().into());
+                // SAFETY: the bytes of an object stay as they are until it is dropped.
+                Ok(unsafe { View::new(start, len, meta, object) })
+            },
+        );
+        self.count_gets(&views, |view| view.len() as u64);
+        views
     }
 
     fn alloc(&self, len: u64, deadline: Deadline) -> Result<PoolBuffer> {
@@ -217,12 +233,18 @@ impl<D: Device> Engine<D> for InProcessEngine {
     }
 
     fn describe(&self, keys: &[&str], deadline: Deadline) -> Vec<Result<Description>> {
-        self.each("describe", keys, |_| 0, deadline, |key| {
-            let object = self.space.peek(key).ok_or(Error::NotFound);
-            self.metrics.found(Op::Describe, object.as_ref().map(|_| true));
-            let object = object?;
-            Ok(Description { len: object.len(), meta: object.meta().into() })
-        })
+        self.each(
+            "describe",
+            keys,
+            |_| 0,
+            deadline,
+            |key| {
+                let object = self.space.peek(key).ok_or(Error::NotFound);
+                self.metrics.found(Op::Describe, object.as_ref().map(|_| true));
+                let object = object?;
+                Ok(Description { len: object.len(), meta: object.meta().into() })
+            },
+        )
     }
 
     fn remove(&self, keys: &[&str], deadline: Deadline) -> Vec<Result<bool>> {
@@ -237,9 +259,13 @@ impl<D: Device> Engine<D> for InProcessEngine {
     }
 
     fn set_pinned(&self, keys: &[&str], pinned: bool, deadline: Deadline) -> Vec<Result<bool>> {
-        self.each("set_pinned", keys, |_| 0, deadline, |key| {
-            self.count_found(Op::Pin, self.space.set_pinned(key, pinned))
-        })
+        self.each(
+            "set_pinned",
+            keys,
+            |_| 0,
+            deadline,
+            |key| self.count_found(Op::Pin, self.space.set_pinned(key, pinned)),
+        )
     }
 
     fn list(

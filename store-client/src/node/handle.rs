@@ -98,15 +98,17 @@ impl<D: Device> Session<'_, D> {
     fn reserve(&mut self, lens: &[u64], unless: &[&str], answer: Answer<'_>) -> io::Result<()> {
         let mut room = Room::for_slots(lens.len());
         let mut fresh = Vec::new();
-        let grants = lens
-            .iter()
-            .enumerate()
-            .map(|(i, &len)| {
-                if unless.get(i).is_some_and(|key| self.space.keeps(key, Mode::Put)) {
+        let keeps = self.space.keeps_which(unless, Mode::Put);
+        let wanted = lens.iter().enumerate().filter(|(i, _)| !keeps.get(*i).is_some_and(|kept| *kept));
+        let wanted: Vec<u64> = wanted.map(|(_, &len)| len).take(self.grants.room()).collect();
+        let mut reserved = self.writer.reserve_many(&self.space, &wanted).into_iter();
+        let grants = (0..lens.len())
+            .map(|i| {
+                if keeps.get(i).is_some_and(|kept| *kept) {
                     return room.fit(Ok(None));
                 }
+                let grant = reserved.next().unwrap_or_else(|| Err(self.grants.used_up()))?;
                 let number = self.grants.next()?;
-                let grant = self.writer.reserve(&self.space, len)?;
                 let known = self.writable.contains(&grant.arena().id())
                     || fresh.iter().any(|arena: &Arc<_>| Arc::ptr_eq(arena, grant.arena()));
                 if !known && fresh.len() == MESSAGE_DESCRIPTORS_MAX {
@@ -142,19 +144,15 @@ impl<D: Device> Session<'_, D> {
         answer: Answer<'_>,
     ) -> io::Result<()> {
         let mut room = Room::for_slots(items.len());
-        let slots = items
-            .iter()
-            .map(|item| {
-                let put = match self.grants.take(item.grant) {
-                    Some(Lent { grant, .. }) => self.space.commit(grant, item.key, item.len, item.meta, mode),
-                    None => Err(Error::InvalidArgument {
-                        what: format!("grant {} is used up, or another connection's", item.grant),
-                    }),
-                };
-                self.node.metrics.put(&put, item.len, item.path);
-                room.fit(put)
-            })
-            .collect();
+        let written = items.iter().map(|item| match self.grants.take(item.grant) {
+            Some(Lent { grant, .. }) => Ok((grant, item.key, item.len, item.meta)),
+            None => Err(Error::InvalidArgument {
+                what: format!("grant {} is used up, or another connection's", item.grant),
+            }),
+        });
+        let puts = self.space.commit_many(written, mode);
+        self.node.metrics.puts(puts.iter().zip(items).map(|(put, item)| (put, item.len, item.path)));
+        let slots = puts.into_iter().map(|put| room.fit(put)).collect();
         let ahead = self.lend_ahead(ahead);
         answer.give(Reply::Committed { slots, ahead }, &[])
     }

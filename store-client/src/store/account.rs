@@ -30,11 +30,14 @@ impl Account {
         self.granted.load(Ordering::Relaxed)
     }
 
-    /// Charges `bytes`, or says how many are missing.
+    /// Charges `bytes` for grants, or says how many are missing.
     pub(super) fn charge(self: &Arc<Self>, bytes: u64) -> Result<Charge, u64> {
         let add = |charged: u64| charged.checked_add(bytes).filter(|&sum| sum <= self.limit);
         match self.charged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
-            Ok(_) => Ok(Charge { account: Arc::clone(self), bytes }),
+            Ok(_) => {
+                self.granted.fetch_add(bytes, Ordering::Relaxed);
+                Ok(Charge { account: Arc::clone(self), bytes, granted: true })
+            }
             Err(charged) => Err(bytes - self.limit.saturating_sub(charged).min(bytes)),
         }
     }
@@ -45,6 +48,8 @@ impl Account {
 pub(super) struct Charge {
     account: Arc<Account>,
     bytes: u64,
+    /// Whether it still counts as granted.
+    granted: bool,
 }
 
 impl Charge {
@@ -58,39 +63,32 @@ impl Charge {
 
     /// Leaves nothing here to be given up.
     pub(super) fn take(&mut self) -> Self {
-        Self { account: Arc::clone(&self.account), bytes: std::mem::take(&mut self.bytes) }
+        self.split(self.bytes)
+    }
+
+    /// Passes `bytes` of it, or all that there is, to a charge of its own.
+    pub(super) fn split(&mut self, bytes: u64) -> Charge {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Charge { account: Arc::clone(&self.account), bytes, granted: self.granted }
+    }
+
+    /// What was granted is a value from now on.
+    pub(super) fn settle(&mut self) {
+        if std::mem::take(&mut self.granted) {
+            self.account.granted.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
     }
 
     /// Gives up what exceeds `bytes`.
     pub(super) fn lower(&mut self, bytes: u64) {
-        let over = self.bytes.saturating_sub(bytes);
-        self.account.charged.fetch_sub(over, Ordering::Relaxed);
-        self.bytes -= over;
+        drop(self.split(self.bytes.saturating_sub(bytes)));
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
+        self.settle();
         self.account.charged.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
-/// Counts bytes as granted until dropped.
-#[derive(Debug)]
-pub(super) struct Pending {
-    account: Arc<Account>,
-    bytes: u64,
-}
-
-impl Pending {
-    pub(super) fn new(charge: &Charge) -> Self {
-        charge.account.granted.fetch_add(charge.bytes, Ordering::Relaxed);
-        Self { account: Arc::clone(&charge.account), bytes: charge.bytes }
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        self.account.granted.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }

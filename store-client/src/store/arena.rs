@@ -133,33 +133,28 @@ impl Arena {
 
     /// Sets addresses aside for `len` bytes; None when the span or the table of the allocator is used up.
     pub(super) fn carve(&self, len: u64, start: Start) -> Option<Carved> {
+        self.inner.lock().carve(&self.geometry, len, start)
+    }
+
+    /// As [`Arena::carve`], up to `most` times, as far as the places have memory already.
+    pub(super) fn carve_warm(&self, len: u64, most: usize) -> Vec<Carved> {
         let mut inner = self.inner.lock();
-        let (place, offset) = match self.geometry.shape(len) {
-            Shape::Empty => (Place::Empty, 0),
-            Shape::Slot(class) => inner.slot(&self.geometry, class, start)?,
-            Shape::Block { bytes, align } => {
-                let align = start.align(align, &self.geometry);
-                let block = inner.block(&self.geometry, bytes, align, len)?;
-                (Place::Block(block.allocation), block.offset)
+        let mut carved = Vec::with_capacity(most);
+        while carved.len() < most
+            && let Some(one) = inner.carve(&self.geometry, len, Start::Anywhere)
+        {
+            if !one.warm {
+                inner.give_back(&self.geometry, one.place, one.offset, len);
+                break;
             }
-        };
-        inner.extents += 1;
-        Some(Carved { place, offset, warm: inner.frames.all_warm(self.run(offset, len)) })
+            carved.push(one);
+        }
+        carved
     }
 
     /// Takes back what [`Arena::carve`] set aside.
     pub(super) fn give_back(&self, place: Place, offset: u64, len: u64) {
-        let mut inner = self.inner.lock();
-        inner.extents -= 1;
-        match place {
-            Place::Empty => {}
-            Place::Slot(slab) => {
-                if let Some(block) = inner.slabs.put(slab, offset) {
-                    inner.free(&self.geometry, block, SLAB);
-                }
-            }
-            Place::Block(allocation) => inner.free(&self.geometry, Block { allocation, offset }, len),
-        }
+        self.inner.lock().give_back(&self.geometry, place, offset, len);
     }
 
     /// Gives up the frames of a block beyond its first `len` bytes of `was`; returns their bytes.
@@ -257,6 +252,32 @@ impl Arena {
 }
 
 impl Inner {
+    fn carve(&mut self, geometry: &Geometry, len: u64, start: Start) -> Option<Carved> {
+        let (place, offset) = match geometry.shape(len) {
+            Shape::Empty => (Place::Empty, 0),
+            Shape::Slot(class) => self.slot(geometry, class, start)?,
+            Shape::Block { bytes, align } => {
+                let block = self.block(geometry, bytes, start.align(align, geometry), len)?;
+                (Place::Block(block.allocation), block.offset)
+            }
+        };
+        self.extents += 1;
+        Some(Carved { place, offset, warm: self.frames.all_warm(run(geometry, offset, len)) })
+    }
+
+    fn give_back(&mut self, geometry: &Geometry, place: Place, offset: u64, len: u64) {
+        self.extents -= 1;
+        match place {
+            Place::Empty => {}
+            Place::Slot(slab) => {
+                if let Some(block) = self.slabs.put(slab, offset) {
+                    self.free(geometry, block, SLAB);
+                }
+            }
+            Place::Block(allocation) => self.free(geometry, Block { allocation, offset }, len),
+        }
+    }
+
     fn slot(&mut self, geometry: &Geometry, class: Class, start: Start) -> Option<(Place, u64)> {
         let open = (start == Start::Anywhere).then(|| self.slabs.take(class)).flatten();
         let slot = open.or_else(|| {

@@ -135,6 +135,20 @@ const SLOTS: [u16; CLASSES] = {
     slots
 };
 
+/// The class of each number of cache lines.
+const CLASS_OF: [u8; (SLOT_MAX / UNIT_MIN) as usize + 1] = {
+    let mut of = [0; (SLOT_MAX / UNIT_MIN) as usize + 1];
+    let (mut lines, mut class) = (0, 0);
+    while lines < of.len() {
+        if (SLOTS[class] as usize) < lines * UNIT_MIN as usize {
+            class += 1;
+        }
+        of[lines] = class as u8;
+        lines += 1;
+    }
+    of
+};
+
 /// A slot size, by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Class(u8);
@@ -145,7 +159,7 @@ impl Class {
 
     /// The smallest class that holds `len` bytes, 1 to [`SLOT_MAX`].
     fn of(len: u64) -> Self {
-        Class(SLOTS.partition_point(|&slot| u64::from(slot) < len) as u8)
+        Class(CLASS_OF[len.div_ceil(UNIT_MIN) as usize])
     }
 
     /// Bytes of a slot.

@@ -4,7 +4,10 @@ use std::{cmp::Ordering, sync::Arc};
 
 use lru::LruCache;
 
-use super::{object::Object, space::Entry};
+use super::{
+    object::Object,
+    space::{Entry, Mode, Put},
+};
 
 /// Second chances for each value that is evicted: a client that claims to use everything makes eviction no longer than this.
 const CHANCES: usize = 64;
@@ -12,13 +15,15 @@ const CHANCES: usize = 64;
 /// The keys of one namespace.
 #[derive(Debug)]
 pub(super) struct Index {
+    /// The namespace' number in the shared index.
+    space: u64,
     map: LruCache<Box<str>, Arc<Object>>,
     pinned: usize,
 }
 
 impl Index {
-    pub(super) fn new() -> Self {
-        Self { map: LruCache::unbounded(), pinned: 0 }
+    pub(super) fn new(space: u64) -> Self {
+        Self { space, map: LruCache::unbounded(), pinned: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -34,14 +39,28 @@ impl Index {
     pub(super) fn get(&mut self, key: &str, now: u64) -> Option<&Arc<Object>> {
         let object = self.map.get(key)?;
         object.touch(now);
+        // It may have been displaced there, or there was no room for it.
+        object.publish(self.space, key);
         Some(object)
     }
 
-    /// Stores `object`, which is not pinned, used at `now`; returns what was there.
-    pub(super) fn put(&mut self, key: &str, object: Arc<Object>, now: u64) -> Option<Arc<Object>> {
+    /// Stores `object`, which is not pinned, used at `now`, unless `mode` keeps what is there. Beside the outcome it
+    /// returns the object that lost, which the caller drops after the lock.
+    pub(super) fn store(
+        &mut self,
+        key: &str,
+        object: Arc<Object>,
+        mode: Mode,
+        now: u64,
+    ) -> (Put, Option<Arc<Object>>) {
+        if mode == Mode::Put && self.map.contains(key) {
+            return (Put::AlreadyExists, Some(object));
+        }
         object.touch(now);
-        let old = self.map.put(key.into(), object);
-        self.gone(old)
+        let old = self.map.put(key.into(), Arc::clone(&object));
+        let old = self.gone(old);
+        object.publish(self.space, key);
+        (if old.is_some() { Put::Replaced } else { Put::Stored }, old)
     }
 
     pub(super) fn remove(&mut self, key: &str) -> Option<Arc<Object>> {
@@ -58,7 +77,7 @@ impl Index {
 
     /// Removes each key.
     pub(super) fn clear(&mut self) -> Vec<Arc<Object>> {
-        let old = std::mem::replace(self, Self::new());
+        let old = std::mem::replace(self, Self::new(self.space));
         old.map.into_iter().map(|(_, object)| object).inspect(|object| object.withdraw()).collect()
     }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    account::{Account, Charge, Pending},
+    account::{Account, Charge},
     arena::{Arena, Carved, Place},
     catalog::{Catalog, Listing},
 };
@@ -78,13 +78,11 @@ pub(crate) struct Grant {
     // Dropped in this order: an account never promises memory that is still taken.
     extent: Extent,
     charge: Charge,
-    pending: Pending,
 }
 
 impl Grant {
     pub(super) fn new(extent: Extent, charge: Charge) -> Self {
-        let pending = Pending::new(&charge);
-        Self { extent, charge, pending }
+        Self { extent, charge }
     }
 
     /// The arena that the memory lies in.
@@ -125,8 +123,8 @@ impl Grant {
     /// Makes the first `len` bytes a value, which may be shown in `catalog`. What exceeds them is given up, as far as that is
     /// whole frames.
     pub(super) fn into_object(self, len: u64, meta: &[u8], catalog: Option<&Arc<Catalog>>) -> Object {
-        let Self { mut extent, mut charge, pending } = self;
-        drop(pending);
+        let Self { mut extent, mut charge } = self;
+        charge.settle();
         if let Some(Place::Block(_)) = extent.place {
             let given_up = extent.arena.shorten(extent.offset, extent.len, len);
             charge.lower(charge.bytes().saturating_sub(given_up).max(len));

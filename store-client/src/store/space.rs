@@ -72,7 +72,7 @@ impl Namespace {
     pub(super) fn new(name: &str, quota: Option<u64>, account: Arc<Account>) -> Arc<Self> {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let number = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-        let (index, handles) = (Mutex::new(Index::new()), AtomicUsize::new(0));
+        let (index, handles) = (Mutex::new(Index::new(number)), AtomicUsize::new(0));
         Arc::new(Self { name: name.into(), number, quota, account, index, handles })
     }
 
@@ -98,6 +98,39 @@ impl Space {
     /// Makes the first `len` bytes of `grant` the value of `key`. The key is visible with all of its bytes or not at
     /// all; where this fails, or the value that is there is kept, the grant's memory is free again.
     pub(crate) fn commit(&self, grant: Grant, key: &str, len: u64, meta: &[u8], mode: Mode) -> Result<Put> {
+        let object = self.finish(grant, key, len, meta)?;
+        let now = self.now();
+        // Dropped after the lock.
+        let (put, _gone) = self.index().store(key, object, mode, now);
+        Ok(put)
+    }
+
+    /// [`commit`](Self::commit) for many values, in order. `items` are the grant, the key, the value's length and what
+    /// stands beside it; an item that is an error already is its own verdict.
+    pub(crate) fn commit_many<'k>(
+        &self,
+        items: impl Iterator<Item = Result<(Grant, &'k str, u64, &'k [u8])>>,
+        mode: Mode,
+    ) -> Vec<Result<Put>> {
+        let finish =
+            |(grant, key, len, meta): (_, &'k str, _, _)| Ok((key, self.finish(grant, key, len, meta)?));
+        let objects: Vec<_> = items.map(|item| item.and_then(finish)).collect();
+        let now = self.shared.clock.fetch_add(objects.len() as u64, Ordering::Relaxed);
+        let mut gone = Vec::new();
+        let mut index = self.index();
+        let stored = (now..).zip(objects).map(|(now, object)| {
+            let (key, object) = object?;
+            let (put, old) = index.store(key, object, mode, now);
+            gone.extend(old);
+            Ok(put)
+        });
+        let verdicts = stored.collect();
+        drop(index);
+        verdicts
+    }
+
+    /// What a grant becomes when it is a value.
+    fn finish(&self, grant: Grant, key: &str, len: u64, meta: &[u8]) -> Result<Arc<Object>> {
         check_key(key)?;
         if meta.len() > META_MAX {
             return Err(Error::InvalidArgument {
@@ -110,29 +143,13 @@ impl Space {
         if !Arc::ptr_eq(grant.account(), &self.namespace.account) {
             return Err(Error::InvalidArgument { what: "the grant was made for another namespace".into() });
         }
-        let object = Arc::new(grant.into_object(len, meta, self.shared.catalog.get()));
-        let now = self.now();
-        let mut index = self.index();
-        if mode == Mode::Put && index.peek(key).is_some() {
-            drop(index);
-            return Ok(Put::AlreadyExists);
-        }
-        let old = index.put(key, Arc::clone(&object), now);
-        object.publish(self.number(), key);
-        // Under the lock, so that nobody takes this for a reader's.
-        drop(object);
-        drop(index);
-        Ok(if old.is_some() { Put::Replaced } else { Put::Stored })
+        Ok(Arc::new(grant.into_object(len, meta, self.shared.catalog.get())))
     }
 
     /// The value of `key`, which stays valid for as long as it is held.
     pub(crate) fn hold(&self, key: &str) -> Option<Arc<Object>> {
         let now = self.now();
-        let mut index = self.index();
-        let object = index.get(key, now)?;
-        // It may have been displaced, or there was no room for it.
-        object.publish(self.number(), key);
-        Some(Arc::clone(object))
+        self.index().get(key, now).cloned()
     }
 
     /// The value of `key`, without counting this as a use.
@@ -144,6 +161,12 @@ impl Space {
     /// so that a put which stores nothing evicts nothing. No side effect.
     pub(crate) fn keeps(&self, key: &str, mode: Mode) -> bool {
         mode == Mode::Put && self.exists(key)
+    }
+
+    /// [`keeps`](Self::keeps) for many keys.
+    pub(crate) fn keeps_which(&self, keys: &[&str], mode: Mode) -> Vec<bool> {
+        let index = self.index();
+        keys.iter().map(|key| mode == Mode::Put && index.peek(key).is_some()).collect()
     }
 
     /// Whether `key` is there. No side effect.

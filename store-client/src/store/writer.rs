@@ -71,13 +71,41 @@ impl Writer {
     /// Reserves `len` bytes for a value of `space` where that costs nobody anything: nothing is evicted, and the place has
     /// memory already and lies in an arena that the writer has.
     pub(crate) fn reserve_idle(&self, space: &Space, len: u64) -> Option<Grant> {
-        let account = &space.namespace.account;
-        if len > account.limit() {
-            return None;
+        self.idle(space, len, 1).pop()
+    }
+
+    /// [`reserve`](Self::reserve) for many values, in order. Values of one length in a row share the bookkeeping.
+    pub(crate) fn reserve_many(&self, space: &Space, lens: &[u64]) -> Vec<Result<Grant>> {
+        let mut grants = Vec::with_capacity(lens.len());
+        for run in lens.chunk_by(u64::eq) {
+            let idle = self.idle(space, run[0], run.len());
+            let rest = idle.len()..run.len();
+            grants.extend(idle.into_iter().map(Ok));
+            grants.extend(rest.map(|_| self.reserve(space, run[0])));
         }
-        let charge = account.charge(self.shared.pool.geometry().shape(len).footprint()).ok()?;
-        let (extent, warm) = carve(&self.arenas.lock(), len, Start::Anywhere)?;
-        warm.then(|| Grant::new(extent, charge))
+        grants
+    }
+
+    /// Up to `count` reservations of `len` bytes that cost nobody anything; see [`reserve_idle`](Self::reserve_idle).
+    fn idle(&self, space: &Space, len: u64, count: usize) -> Vec<Grant> {
+        let account = &space.namespace.account;
+        if len > account.limit() || !Arc::ptr_eq(&space.shared, &self.shared) {
+            return Vec::new();
+        }
+        let size = self.shared.pool.geometry().shape(len).footprint();
+        let Some(Ok(mut charge)) = size.checked_mul(count as u64).map(|all| account.charge(all)) else {
+            return Vec::new();
+        };
+        let mut grants = Vec::with_capacity(count);
+        for arena in &*self.arenas.lock() {
+            let carved = arena.carve_warm(len, count - grants.len());
+            let extents = carved.iter().map(|carved| Extent::new(Arc::clone(arena), carved, len));
+            grants.extend(extents.map(|extent| Grant::new(extent, charge.split(size))));
+            if grants.len() == count {
+                break;
+            }
+        }
+        grants
     }
 
     /// Finds a place for `len` bytes and sees to it that it has memory.
