@@ -13,7 +13,7 @@
 //! | `endpoint` | how the counters are read over HTTP |
 //!
 //! A client reads most values without any of these: it finds them in an index that the store shares with it, and holds them by
-//! words in memory of its own. [`crate::index`] tells how. What is here is that its session admits it, and that the node says
+//! words in memory of its own. `crate::index` tells how. What is here is that its session admits it, and that the node says
 //! for how long it lives.
 //!
 //! Each session has its own thread, bound to the client's device, and shares no lock with another while it waits for its

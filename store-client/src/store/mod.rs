@@ -23,7 +23,7 @@
 //! Where a node serves the store, its clients read without a request: a **`Catalog`** shows them what is stored, and they
 //! say in memory of their own what they hold. An object whose last reference goes while a client reads it leaves its
 //! extent and its charge to the catalog, which gives them back when they are wanted and nobody reads them any more.
-//! [`crate::index`] tells how that is done without a lock between processes. A store that only this process uses has no
+//! `crate::index` tells how that is done without a lock between processes. A store that only this process uses has no
 //! catalog.
 //!
 //! A **`Space`** is a namespace: keys in the order of their last use. Uses that only a client has seen count when its value's
