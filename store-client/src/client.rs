@@ -19,7 +19,7 @@ use crate::{
     error::{Error, Result},
     fork,
     payload::{Lease, Origin, Payload, Span, Target, check_key},
-    process, retry,
+    retry,
     store::{META_MAX, Mode, Put, Stat, Store},
 };
 
@@ -114,7 +114,7 @@ impl<D: Device> StoreClient<D> {
         let inner = Inner {
             engine,
             workers,
-            opened_in: process::id(),
+            opened_in: std::process::id(),
             home: fork::process(),
             closed: AtomicBool::new(false),
         };

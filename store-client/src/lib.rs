@@ -25,7 +25,6 @@ mod index;
 mod metrics;
 pub mod node;
 mod payload;
-mod process;
 mod retry;
 mod shm;
 pub mod store;

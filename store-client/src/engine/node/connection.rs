@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    process,
+    fork,
     shm::{Access, Mapping},
     store::{Mode, Put},
     wire::{
@@ -96,7 +96,7 @@ pub(super) enum Taken {
 
 pub(super) struct Connection {
     origin: Arc<Origin>,
-    opened_in: u32,
+    opened_in: u64,
     instance: u64,
     imports: bool,
     /// Locked from a request to its answer.
@@ -193,7 +193,7 @@ impl Connection {
         };
         let mut connection = Connection {
             origin: Arc::clone(origin),
-            opened_in: process::id(),
+            opened_in: fork::process(),
             instance: 0,
             imports: false,
             line: Mutex::new(line),
@@ -419,7 +419,7 @@ impl Connection {
 
     fn put_back(&self, back: Owed) {
         // The connection of a forked child is its parent's, and so are the holds and grants.
-        if back.is_empty() || self.has_ended() || process::id() != self.opened_in {
+        if back.is_empty() || self.has_ended() || fork::process() != self.opened_in {
             return;
         }
         let mut owed = self.owed.lock();
