@@ -28,6 +28,7 @@ mod payload;
 mod retry;
 mod shm;
 pub mod store;
+mod streaming;
 mod tensor;
 mod wire;
 

@@ -11,6 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::{
     arrow::Slot,
     error::{Error, Result},
+    streaming,
 };
 
 /// Between two pieces of a copy the deadline is looked at and progress is told.
@@ -105,18 +106,55 @@ impl Drop for Mapping {
     }
 }
 
-/// Copies `from` to `to`, regions of one length of which one is the slot's, by the host where both are host memory, else
+/// Copies a slot's region to `to`, a place in the store of the same length, by the host where both are host memory, else
 /// by the device.
 ///
 /// *Errors*: [`Error::Timeout`] between two pieces, [`Error::Device`] with what the device said.
 ///
 /// # Safety
+/// Both regions must be allocated for the whole call, and nobody may write the slot's or touch `to` meanwhile.
+pub(crate) unsafe fn copy_in<D: Device>(
+    bound: &Bound<'_, D>,
+    slot: &Slot<D>,
+    to: Region,
+    deadline: Deadline,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<()> {
+    // SAFETY: the caller promises what `copy` asks for.
+    unsafe { copy(bound, slot, to, slot.region(), Direction::In, deadline, progress) }
+}
+
+/// Copies `from`, a stored value, to `to`, the first bytes of the slot's region; else as [`copy_in`].
+///
+/// # Safety
 /// Both regions must be allocated for the whole call, and nobody may write `from` or touch `to` meanwhile.
-pub(crate) unsafe fn copy<D: Device>(
+pub(crate) unsafe fn copy_out<D: Device>(
     bound: &Bound<'_, D>,
     slot: &Slot<D>,
     to: Region,
     from: Region,
+    deadline: Deadline,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<()> {
+    // SAFETY: the caller promises what `copy` asks for.
+    unsafe { copy(bound, slot, to, from, Direction::Out, deadline, progress) }
+}
+
+/// Towards the store, or out of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    In,
+    Out,
+}
+
+/// # Safety
+/// Both regions must be allocated for the whole call, and nobody may write `from` or touch `to` meanwhile.
+unsafe fn copy<D: Device>(
+    bound: &Bound<'_, D>,
+    slot: &Slot<D>,
+    to: Region,
+    from: Region,
+    direction: Direction,
     deadline: Deadline,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<()> {
@@ -126,7 +164,7 @@ pub(crate) unsafe fn copy<D: Device>(
         slot.lend(|| {
             if by_host {
                 // SAFETY: these are parts of the caller's regions, about which it promises the same.
-                unsafe { copy_piece(to, from) };
+                unsafe { copy_piece(to, from, direction) };
                 return Ok(());
             }
             // SAFETY: as above.
@@ -135,25 +173,30 @@ pub(crate) unsafe fn copy<D: Device>(
     })
 }
 
-/// As [`copy`], for two regions of host memory that belong to no slot.
+/// As [`copy_in`], for two regions of host memory that belong to no slot.
 ///
 /// # Safety
 /// As there, and both must be host memory.
-pub(crate) unsafe fn copy_host(to: Region, from: Region, deadline: Deadline) -> Result<()> {
+pub(crate) unsafe fn copy_host_in(to: Region, from: Region, deadline: Deadline) -> Result<()> {
     in_pieces(HOST_PIECE, to, from, deadline, &|_| (), |to, from| {
         // SAFETY: as in `copy`.
-        unsafe { copy_piece(to, from) };
+        unsafe { copy_piece(to, from, Direction::In) };
         Ok(())
     })
 }
 
 /// # Safety
 /// Both must be host memory of one length, allocated, with nobody else writing `from` or touching `to`.
-unsafe fn copy_piece(to: Region, from: Region) {
+unsafe fn copy_piece(to: Region, from: Region, direction: Direction) {
     let (target, source) =
-        (ptr::with_exposed_provenance_mut(to.addr), ptr::with_exposed_provenance(from.addr));
+        (ptr::with_exposed_provenance_mut(to.addr), ptr::with_exposed_provenance::<u8>(from.addr));
     // SAFETY: the caller promises it; they are apart from each other, since nobody writes `from` meanwhile.
-    unsafe { ptr::copy_nonoverlapping::<u8>(source, target, from.len) };
+    unsafe {
+        match direction {
+            Direction::In => streaming::copy(source, target, from.len),
+            Direction::Out => ptr::copy_nonoverlapping(source, target, from.len),
+        }
+    }
 }
 
 fn in_pieces(
@@ -233,7 +276,7 @@ mod tests {
         let progress = |bytes| told.lock().push(bytes);
         let copy = |to, from| {
             // SAFETY: parts of two vectors of this test.
-            unsafe { copy_piece(to, from) };
+            unsafe { copy_piece(to, from, Direction::In) };
             Ok(())
         };
         let late = in_pieces(PIECE, target, source, Deadline::passed(), &progress, copy);

@@ -100,7 +100,7 @@ impl InProcessEngine {
         let to = Region::host(grant.as_mut_ptr().expose_provenance(), from.len);
         // SAFETY: a ready slot is allocated and nobody writes it until the put has returned; the grant's memory is this
         // call's alone.
-        unsafe { shm::copy(bound, slot, to, from, deadline, progress) }?;
+        unsafe { shm::copy_in(bound, slot, to, deadline, progress) }?;
         self.space.commit(grant, slot.key(), len, slot.meta(), mode)
     }
 
@@ -118,7 +118,7 @@ impl InProcessEngine {
         let to = slot.region().part(0, from.len).map_err(too_small)?;
         // SAFETY: a ready slot is allocated and nobody touches it until the get has returned; the object is held, so its
         // bytes stay as they are.
-        unsafe { shm::copy(bound, slot, to, from, deadline, progress) }?;
+        unsafe { shm::copy_out(bound, slot, to, from, deadline, progress) }?;
         Ok(Description { len: object.len(), meta: object.meta().into() })
     }
 

@@ -187,7 +187,7 @@ impl NodeEngine {
         let grant = connection.reserve_one(len, deadline)?;
         // SAFETY: both regions are mapped by grants that live; the old one's daemon is gone and this call owns it, and
         // the new one is used by this call alone.
-        unsafe { shm::copy_host(grant.region(), from, deadline) }.map_err(Fault::Refused)?;
+        unsafe { shm::copy_host_in(grant.region(), from, deadline) }.map_err(Fault::Refused)?;
         Ok(grant)
     }
 }

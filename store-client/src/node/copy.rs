@@ -3,7 +3,7 @@
 
 use std::{io, os::fd::OwnedFd, sync::Arc};
 
-use hal::{Device, IpcHandle, Region, Token};
+use hal::{Deadline, Device, IpcHandle, Place, Region, Token};
 
 use super::{
     answer::{Answer, Room},
@@ -14,6 +14,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     metrics::{Op, Route},
+    shm,
     store::{Mode, Object, Put, check_key},
     wire::{IpcItem, Path, Reply},
 };
@@ -83,7 +84,12 @@ impl<D: Device> Session<'_, D> {
             let to = Region::host(grant.as_mut_ptr() as usize, from.len);
             // SAFETY: the import stays open for the whole request, and the grant is ours and as long as `from`. The
             // client promised to leave its memory alone; where it does not, the torn bytes are a value of its own.
-            unsafe { imports.bound().copy(to, from)? };
+            unsafe {
+                match from.place {
+                    Place::Host => shm::copy_host_in(to, from, Deadline::NEVER)?,
+                    Place::Device(_) => imports.bound().copy(to, from)?,
+                }
+            }
         }
         self.space.commit(grant, item.key, item.len, item.meta, mode)
     }

@@ -215,7 +215,7 @@ impl<D: Device> GetCall<'_, D> {
         let to = slot.region().part(0, from.len).map_err(|_| Error::TooSmall { need: len })?;
         // SAFETY: a ready slot is allocated, and nobody touches it until the get has returned; the caller promises the same
         // of `from`.
-        unsafe { shm::copy(self.bound, slot, to, from, self.deadline, self.progress) }?;
+        unsafe { shm::copy_out(self.bound, slot, to, from, self.deadline, self.progress) }?;
         Ok(Description { len, meta })
     }
 

@@ -284,7 +284,7 @@ impl<D: Device> PutCall<'_, D> {
         let slot = self.slot(i);
         // SAFETY: a ready slot is allocated and nobody writes it until the put has returned; the grant's memory is mapped
         // while the grant lives, and this call alone uses it.
-        unsafe { shm::copy(self.bound, slot, grant.region(), slot.region(), self.deadline, self.progress) }
+        unsafe { shm::copy_in(self.bound, slot, grant.region(), self.deadline, self.progress) }
     }
 
     fn commit(
