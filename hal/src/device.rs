@@ -3,7 +3,9 @@
 //! Each method states what it guarantees, what the caller must do, which errors it gives and which threads may call it.
 //! The layer above validates; a backend stays thin. Call the methods that take a proof through [`Bound`].
 
-use std::{fmt::Debug, hash::Hash, os::fd::OwnedFd, panic::resume_unwind, sync::Arc, thread};
+use std::{any::Any, fmt::Debug, hash::Hash, os::fd::OwnedFd, panic::resume_unwind, sync::Arc, thread};
+
+use parking_lot::Mutex;
 
 use crate::{
     Bound, Caps, Deadline, Error, Export, Identity, IpcHandle, Kind, Located, Memory, Region, Result, stream,
@@ -182,7 +184,7 @@ pub trait DeviceExt: Device {
     ///
     /// *Errors*: as [`bound`](DeviceExt::bound) and [`Device::allocate`].
     fn buffer(&self, len: usize) -> Result<Buffer<Self>> {
-        Ok(Buffer(Arc::new(self.bound(|bound| bound.allocate(len))?)))
+        self.bound(|bound| bound.allocate(len)).map(Buffer::new)
     }
 }
 
@@ -190,27 +192,34 @@ impl<D: Device> DeviceExt for D {}
 
 /// Device memory with one owner, as a `Vec` is of host memory: who has `&mut` to it has it alone.
 #[derive(Debug)]
-pub struct Buffer<D: Device>(Arc<D::Allocation>);
+pub struct Buffer<D: Device>(Arc<Held<D>>);
+
+/// Dropped in this order.
+#[derive(Debug)]
+struct Held<D: Device> {
+    attached: Mutex<Vec<Box<dyn Any + Send>>>,
+    allocation: D::Allocation,
+}
 
 impl<D: Device> Buffer<D> {
     /// Owns `allocation`.
     pub fn new(allocation: D::Allocation) -> Self {
-        Buffer(Arc::new(allocation))
+        Buffer(Arc::new(Held { attached: Mutex::default(), allocation }))
     }
 
     /// The whole of it.
     pub fn region(&self) -> Region {
-        self.0.region()
+        self.0.allocation.region()
     }
 
     /// The allocation itself.
     pub fn allocation(&self) -> &D::Allocation {
-        &self.0
+        &self.0.allocation
     }
 
     /// The allocation itself, alone; `None` while a [`Keep`] of it lives: a call that gave up may still be at it.
     pub fn allocation_mut(&mut self) -> Option<&mut D::Allocation> {
-        Arc::get_mut(&mut self.0)
+        Arc::get_mut(&mut self.0).map(|held| &mut held.allocation)
     }
 
     /// What keeps the memory allocated, for a call that may outlive its caller's patience.
@@ -221,7 +230,20 @@ impl<D: Device> Buffer<D> {
 
 /// Keeps a [`Buffer`]'s memory allocated and gives no access to it.
 #[derive(Debug)]
-pub struct Keep<D: Device>(Arc<D::Allocation>);
+pub struct Keep<D: Device>(Arc<Held<D>>);
+
+impl<D: Device> Keep<D> {
+    /// Where the whole of it is.
+    pub fn region(&self) -> Region {
+        self.0.allocation.region()
+    }
+
+    /// Has `guard` dropped right before the memory is freed, on whichever thread that happens: a registration that is
+    /// made once and lasts as long as the memory.
+    pub fn attach(&self, guard: impl Any + Send) {
+        self.0.attached.lock().push(Box::new(guard));
+    }
+}
 
 impl<D: Device> Clone for Keep<D> {
     fn clone(&self) -> Self {

@@ -290,6 +290,12 @@ impl<D: Device> Slot<D> {
         self.region
     }
 
+    /// What keeps the region allocated. Only Mooncake lets the store itself at the memory.
+    #[cfg(feature = "mooncake")]
+    pub(crate) fn origin(&self) -> &Origin<D> {
+        &self.item.span.origin
+    }
+
     /// Runs `work`, which touches the region's bytes; refused where the call has returned and the memory's owner has it
     /// back. Only host memory is lent: driver calls may hang, and who waits for the lease to end would hang with them.
     pub(crate) fn lend<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {

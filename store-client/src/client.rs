@@ -1,6 +1,7 @@
 //! `StoreClient`: every call that a user makes.
 
 use std::{
+    any::Any,
     fmt,
     marker::PhantomData,
     path::Path,
@@ -13,6 +14,8 @@ use std::{
 
 use hal::{Bound, Deadline, Device, DeviceExt, Keep, Place, Region, Workers};
 
+#[cfg(feature = "mooncake")]
+use crate::engine::mooncake::MooncakeEngine;
 use crate::{
     arrow::{Item, Ready, Slot},
     engine::{Description, Engine, PoolBuffer, View, in_process::InProcessEngine, node::NodeEngine},
@@ -83,7 +86,7 @@ pub struct StoreClient<D: Device> {
 
 struct Inner<D: Device> {
     engine: Box<dyn Engine<D>>,
-    workers: Workers<D>,
+    workers: Arc<Workers<D>>,
     opened_in: u32,
     /// The same, as it is asked for at every call.
     home: u64,
@@ -98,7 +101,7 @@ impl<D: Device> StoreClient<D> {
         let uuid = device.identity().uuid;
         let deadline = Deadline::after(options.deadline);
         let engine = NodeEngine::connect(socket.as_ref(), &options.namespace, uuid, deadline)?;
-        Self::over(device, Box::new(engine), options)
+        Ok(Self::over(workers(device, &options)?, Box::new(engine), options))
     }
 
     /// Opens a client of a store inside this process.
@@ -106,11 +109,38 @@ impl<D: Device> StoreClient<D> {
     /// *Errors*: [`Error::Device`] where a worker cannot be bound.
     pub fn in_process(device: D, store: Store, options: Options) -> Result<Self> {
         let engine = InProcessEngine::new(store, &options.namespace)?;
-        Self::over(device, Box::new(engine), options)
+        Ok(Self::over(workers(device, &options)?, Box::new(engine), options))
     }
 
-    fn over(device: D, engine: Box<dyn Engine<D>>, options: Options) -> Result<Self> {
-        let workers = Workers::start(device, options.workers)?;
+    /// Joins a Mooncake cluster, which distributes values over many hosts. Every call of Mooncake's runs on a worker that is
+    /// bound to `device`; the calling threads stay as they are.
+    ///
+    /// Mooncake is not like the other engines, and this is where it shows:
+    /// - A put is write-once and its verdict exact: of many that put a key at once one is told [`Put::Stored`]. It costs a
+    ///   question before and a read after.
+    /// - An [`upsert`](Self::upsert) is **not atomic**: it removes and puts. A reader in between finds nothing, never half
+    ///   of a value; and when the cluster fails in between, the old value is gone.
+    /// - A read, and also [`exists`](Self::exists) and [`size`](Self::size), takes Mooncake's lease, which keeps a value from
+    ///   eviction for some seconds. Removing goes past leases: else a value could not be removed right after it was
+    ///   read. Whoever reads it meanwhile is told [`Error::NotFound`], and the target may have been written to.
+    /// - [`view`](Self::view) copies: the bytes are the view's own.
+    /// - A large value is two objects of Mooncake's, either of which it may evict, or lose with the host that held it.
+    ///   The value is gone then. Bytes that no key leads to any more are evicted in time.
+    /// - There are no [`list`](Self::list), [`stat`](Self::stat), [`alloc`](Self::alloc), [`pin`](Self::pin): Mooncake's C ABI has
+    ///   nothing for them, and they answer [`Error::Unsupported`].
+    /// - Namespaces keep honest tenants apart, as the beginnings of names: Mooncake has no access control.
+    /// - After a put that timed out Mooncake may still store the value.
+    ///
+    /// *Errors*: [`Error::Device`] where the library, or a function of it, is missing, or a worker cannot be bound;
+    /// [`Error::Mooncake`] with the code where the cluster cannot be joined; [`Error::Timeout`].
+    #[cfg(feature = "mooncake")]
+    pub fn mooncake(device: D, mooncake: &crate::Mooncake, options: Options) -> Result<Self> {
+        let (workers, deadline) = (workers(device, &options)?, Deadline::after(options.deadline));
+        let engine = MooncakeEngine::join(&workers, mooncake, &options.namespace, deadline)?;
+        Ok(Self::over(workers, Box::new(engine), options))
+    }
+
+    fn over(workers: Arc<Workers<D>>, engine: Box<dyn Engine<D>>, options: Options) -> Self {
         let inner = Inner {
             engine,
             workers,
@@ -118,7 +148,7 @@ impl<D: Device> StoreClient<D> {
             home: fork::process(),
             closed: AtomicBool::new(false),
         };
-        Ok(StoreClient { inner: Arc::new(inner), deadline: options.deadline, progress: None })
+        StoreClient { inner: Arc::new(inner), deadline: options.deadline, progress: None }
     }
 
     /// The device that the client works on.
@@ -319,21 +349,30 @@ impl<D: Device> StoreClient<D> {
             Origin::Slice | Origin::Raw => None,
         };
         let named = hal::named_stream(self.device());
+        let inner = Arc::clone(&self.inner);
         let register = move |bound: &Bound<'_, D>| {
             let region = match span.origin {
                 // Known to be the host's; not every driver says so of memory that it did not allocate.
                 Origin::Slice => Region::host(span.addr, span.len),
                 Origin::Buffer(_) | Origin::Raw => bound.locate(span.addr, span.len)?.region,
             };
-            bound.register(region)
+            // SAFETY: the guard borrows or keeps the memory; of raw memory the caller has promised it.
+            match unsafe { inner.engine.register(bound, region) } {
+                Some(guard) => Ok(guard.map(Guard::Engine)),
+                None => bound.register(region).map(|guard| Ok(Guard::Device(guard))),
+            }
         };
         // The call may hang, so it runs where it can be left behind; the caller's stream, which may be under capture,
         // goes along.
         let guard =
-            self.inner.workers.run(Deadline::after(self.deadline), "register", move |bound| match named {
-                Some(stream) => bound.device().with_stream(stream, || register(bound)),
-                None => register(bound),
-            })?;
+            self.inner.workers.run(
+                Deadline::after(self.deadline),
+                "register",
+                move |bound| match named {
+                    Some(stream) => bound.device().with_stream(stream, || register(bound)),
+                    None => register(bound),
+                },
+            )??;
         Ok(Registered { _guard: guard, _keep: keep, _borrow: PhantomData })
     }
 
@@ -341,6 +380,12 @@ impl<D: Device> StoreClient<D> {
     pub fn stat(&self) -> Result<Stat> {
         self.open()?;
         self.inner.engine.stat(Deadline::after(self.deadline))
+    }
+
+    /// Whether the store answers.
+    pub fn health(&self) -> Result<()> {
+        self.open()?;
+        self.inner.engine.health(Deadline::after(self.deadline))
     }
 
     /// The store's counters in Prometheus text form.
@@ -591,9 +636,16 @@ impl<D: Device> StoreClient<D> {
 #[must_use = "dropping it deregisters"]
 pub struct Registered<'a, D: Device> {
     // Dropped in this order: deregistered before the memory may be freed.
-    _guard: D::Registration,
+    _guard: Guard<D>,
     _keep: Option<Keep<D>>,
     _borrow: PhantomData<&'a ()>,
+}
+
+/// Who registered it.
+#[derive(Debug)]
+enum Guard<D: Device> {
+    Device(D::Registration),
+    Engine(#[expect(dead_code, reason = "deregisters when it is dropped")] Box<dyn Any + Send + Sync>),
 }
 
 impl<D: Device> fmt::Debug for StoreClient<D> {
@@ -604,6 +656,11 @@ impl<D: Device> fmt::Debug for StoreClient<D> {
             .field("deadline", &self.deadline)
             .finish_non_exhaustive()
     }
+}
+
+/// The threads of a client.
+fn workers<D: Device>(device: D, options: &Options) -> Result<Arc<Workers<D>>> {
+    Ok(Arc::new(Workers::start(device, options.workers)?))
 }
 
 fn check_meta(meta: &[u8]) -> Result<()> {

@@ -156,6 +156,9 @@ pub enum Error {
     /// The device refused.
     #[error(transparent)]
     Device(hal::Error),
+    /// Mooncake refused; with its code, and what its source says that the code means.
+    #[error(transparent)]
+    Mooncake(hal::Error),
     /// The operating system refused.
     #[error("{what}: {reason}")]
     Os {
@@ -197,6 +200,11 @@ impl Error {
             Error::Closed => "closed",
             Error::ForkedProcess { .. } => "forked_process",
             Error::Device(e) => e.kind().label(),
+            Error::Mooncake(e) => match e.vendor_code() {
+                Some(-200) => "full",
+                Some(-900 | -901) => "unreachable",
+                _ => e.kind().label(),
+            },
             Error::Os { .. } => "os",
         }
     }

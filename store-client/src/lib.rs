@@ -1,7 +1,8 @@
 //! Haulier hauls tensors between accelerator memory and a key-value store.
 //!
-//! [`StoreClient`] is where to begin. It is generic over the device whose memory it hauls and works on one of two
-//! [`Engine`]s: a store inside the process, or the node daemon of this host.
+//! [`StoreClient`] is where to begin. It is generic over the device whose memory it hauls and works on one of
+//! three [`Engine`]s: a store inside the process, the node daemon of this host, or a Mooncake cluster of many hosts (with
+//! the feature `mooncake`).
 //!
 //! What makes it different is the [`arrow`]: a thread without the device's context cannot touch its memory, and a payload
 //! cannot be sent before the work that writes it is done. Both hold by type, on every path.
@@ -34,6 +35,8 @@ mod wire;
 
 pub use client::{Options, Progress, Registered, StoreClient};
 pub use devices::AnyDevice;
+#[cfg(feature = "mooncake")]
+pub use engine::mooncake::Mooncake;
 pub use engine::{Description, Engine, PoolBuffer, View};
 pub use error::{Error, Result};
 pub use hal;

@@ -1,11 +1,11 @@
-//! What holds the bytes. One trait, two engines: in-process and node.
+//! What holds the bytes. One trait, three engines: in-process, node, and Mooncake.
 //!
 //! An engine gets only [`Ready`] batches: nothing that queued work still writes or reads reaches it. It answers one
 //! verdict per slot, in input order, and one bad slot never fails the others.
 
 use std::{any::Any, fmt::Debug, sync::Arc};
 
-use hal::{Bound, Deadline, Device};
+use hal::{Bound, Deadline, Device, Region};
 
 use crate::{
     arrow::Ready,
@@ -14,6 +14,8 @@ use crate::{
 };
 
 pub(crate) mod in_process;
+#[cfg(feature = "mooncake")]
+pub(crate) mod mooncake;
 pub(crate) mod node;
 
 /// What is known of a value besides its bytes.
@@ -97,6 +99,25 @@ pub trait Engine<D: Device>: Send + Sync + Debug {
 
     /// How the store is doing.
     fn stat(&self, deadline: Deadline) -> Result<Stat>;
+
+    /// Whether the store answers.
+    fn health(&self, deadline: Deadline) -> Result<()> {
+        self.stat(deadline).map(drop)
+    }
+
+    /// Registers memory with the engine itself, until what is returned is dropped; `None` where it has no use for that, and
+    /// the device registers.
+    ///
+    /// # Safety
+    /// The memory must stay allocated until then.
+    unsafe fn register(
+        &self,
+        bound: &Bound<'_, D>,
+        region: Region,
+    ) -> Option<Result<Box<dyn Any + Send + Sync>>> {
+        let _ = (bound, region);
+        None
+    }
 
     /// The store's counters in Prometheus text form.
     fn metrics(&self, deadline: Deadline) -> Result<String>;

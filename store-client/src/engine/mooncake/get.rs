@@ -1,0 +1,325 @@
+//! Reading: heads first, then the bodies of larger values, straight into registered memory or through staging.
+
+use std::{ffi::CString, ops::Range, sync::Arc};
+
+use hal::{Bound, Deadline, Device, Region};
+
+use super::{
+    MooncakeEngine, Way,
+    ffi::Object,
+    head::{self, HEAD_MAX, Id},
+    refusal,
+    session::Session,
+    staging::Block,
+};
+use crate::{
+    arrow::Slot,
+    engine::{Description, View},
+    error::{Error, Result},
+    shm,
+};
+
+/// How often a head is read again that was being replaced.
+const READS: usize = 3;
+
+/// What a head says, and where a small value's bytes lie.
+pub(super) struct Found<D: Device> {
+    pub(super) id: Id,
+    pub(super) len: u64,
+    pub(super) meta: Box<[u8]>,
+    pub(super) inline: Option<(Arc<Block<D>>, Range<usize>)>,
+}
+
+impl<D: Device> Found<D> {
+    fn description(&self) -> Description {
+        Description { len: self.len, meta: self.meta.clone() }
+    }
+
+    pub(super) fn has_body(&self) -> bool {
+        self.inline.is_none()
+    }
+}
+
+/// Reads the heads of these names, at most [`Session::heads_at_once`].
+pub(super) fn heads<D: Device>(
+    session: &Arc<Session<D>>,
+    names: &[CString],
+    deadline: Deadline,
+) -> Vec<Result<Found<D>>> {
+    let mut found = read_heads(session, names, deadline);
+    for _ in 1..READS {
+        // Replaced while it was read, or no head at all: a second look tells.
+        let torn = |slot: &Result<Found<D>>| matches!(slot, Err(Error::Protocol { .. }));
+        let again: Vec<usize> = (0..found.len()).filter(|&i| torn(&found[i])).collect();
+        if again.is_empty() {
+            break;
+        }
+        let names: Vec<CString> = again.iter().map(|&i| names[i].clone()).collect();
+        for (i, slot) in again.into_iter().zip(read_heads(session, &names, deadline)) {
+            found[i] = slot;
+        }
+    }
+    found
+}
+
+fn read_heads<D: Device>(
+    session: &Arc<Session<D>>,
+    names: &[CString],
+    deadline: Deadline,
+) -> Vec<Result<Found<D>>> {
+    if names.is_empty() {
+        return Vec::new();
+    }
+    let read = session.block(names.len() * HEAD_MAX, deadline).and_then(|block| {
+        let objects: Vec<Object> = names
+            .iter()
+            .enumerate()
+            .map(|(i, name)| Object {
+                name: name.clone(),
+                addr: block.region().addr + i * HEAD_MAX,
+                len: HEAD_MAX,
+            })
+            .collect();
+        session.run("get", deadline, move |session, bound| {
+            // SAFETY: the block is this job's, and each object has its own part of it.
+            let lens = unsafe { session.store().get(bound, &objects) };
+            (Arc::new(block), lens)
+        })
+    });
+    let (block, lens) = match read {
+        Ok(read) => read,
+        Err(e) => return names.iter().map(|_| Err(e.clone())).collect(),
+    };
+    let parse = |(i, len): (usize, hal::Result<usize>)| {
+        let (start, len) = (i * HEAD_MAX, len.map_err(refusal::error)?);
+        let head = head::read(&block.bytes()[start..start + len])?;
+        let inline = head.inline.map(|bytes| (Arc::clone(&block), start + len - bytes.len()..start + len));
+        Ok(Found { id: head.id, len: head.len, meta: head.meta.into(), inline })
+    };
+    lens.into_iter().enumerate().map(parse).collect()
+}
+
+/// Which of these names exist.
+pub(super) fn exist<D: Device>(
+    session: &Arc<Session<D>>,
+    names: Vec<CString>,
+    deadline: Deadline,
+) -> Vec<Result<bool>> {
+    if names.is_empty() {
+        return Vec::new();
+    }
+    let count = names.len();
+    let asked = session.run("exists", deadline, move |session, bound| session.store().exist(bound, &names));
+    match asked {
+        Ok(answers) => answers.into_iter().map(|answer| answer.map_err(refusal::error)).collect(),
+        Err(e) => (0..count).map(|_| Err(e.clone())).collect(),
+    }
+}
+
+impl<D: Device> MooncakeEngine<D> {
+    /// What is stored under these keys, at most as many as heads are read at once. A value whose body was evicted is gone.
+    pub(super) fn look(
+        &self,
+        session: &Arc<Session<D>>,
+        keys: &[&str],
+        deadline: Deadline,
+    ) -> Vec<Result<Found<D>>> {
+        let names: Vec<CString> = keys.iter().map(|key| self.names.head(key)).collect();
+        let mut found = heads(session, &names, deadline);
+        let with_body: Vec<(usize, Id)> = found
+            .iter()
+            .enumerate()
+            .filter_map(|(i, slot)| slot.as_ref().ok().filter(|found| found.has_body()).map(|f| (i, f.id)))
+            .collect();
+        let bodies = with_body.iter().map(|&(i, id)| self.names.body(keys[i], id)).collect();
+        for ((i, _), there) in with_body.into_iter().zip(exist(session, bodies, deadline)) {
+            match there {
+                Ok(true) => {}
+                Ok(false) => found[i] = Err(Error::NotFound),
+                Err(e) => found[i] = Err(e),
+            }
+        }
+        found
+    }
+
+    pub(super) fn describe_some(
+        &self,
+        keys: &[&str],
+        deadline: Deadline,
+    ) -> Result<Vec<Result<Description>>> {
+        let session = self.session()?;
+        let found = self.look(&session, keys, deadline).into_iter();
+        Ok(found.map(|slot| slot.map(|found| found.description())).collect())
+    }
+
+    pub(super) fn fill_some(
+        &self,
+        bound: &Bound<'_, D>,
+        slots: &[Slot<D>],
+        deadline: Deadline,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Vec<Result<Description>>> {
+        let session = self.session()?;
+        let names: Vec<CString> = slots.iter().map(|slot| self.names.head(slot.key())).collect();
+        let mut verdicts = Vec::with_capacity(slots.len());
+        let mut bodies: Vec<(usize, Id, usize)> = Vec::new();
+        for (i, (slot, found)) in slots.iter().zip(heads(&session, &names, deadline)).enumerate() {
+            verdicts.push(found.and_then(|found| {
+                let room = slot.region().len as u64;
+                if room < found.len {
+                    return Err(Error::TooSmall { need: found.len });
+                }
+                match &found.inline {
+                    Some((block, range)) => {
+                        let from = block.region().part(range.start, range.len())?;
+                        copy_out(bound, slot, from, deadline, progress)?;
+                        self.count(&session, false, found.len);
+                    }
+                    // It fits the room, so it fits the address space.
+                    None => bodies.push((i, found.id, found.len as usize)),
+                }
+                Ok(found.description())
+            }));
+        }
+        let mut rest = &bodies[..];
+        while !rest.is_empty() {
+            let (done, failed) = self.fill_bodies(&session, bound, slots, rest, deadline, progress);
+            for (i, e) in failed {
+                verdicts[i] = Err(e);
+            }
+            rest = &rest[done..];
+        }
+        Ok(verdicts)
+    }
+
+    /// Fills as many slots from their bodies as staging has room for, at least one; how many were dealt with, and which
+    /// of them failed.
+    fn fill_bodies(
+        &self,
+        session: &Arc<Session<D>>,
+        bound: &Bound<'_, D>,
+        slots: &[Slot<D>],
+        bodies: &[(usize, Id, usize)],
+        deadline: Deadline,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> (usize, Vec<(usize, Error)>) {
+        let (mut done, mut failed, mut planned) = (0, Vec::new(), Vec::new());
+        for &(i, id, len) in bodies {
+            let way = match self.way(session, &slots[i], len, planned.is_empty(), deadline) {
+                Ok(Some(way)) => Ok(way),
+                Ok(None) => break,
+                Err(e) => Err(e),
+            };
+            done += 1;
+            match way {
+                Ok(way) => {
+                    let name = self.names.body(slots[i].key(), id);
+                    planned.push((i, Object { name, addr: way.addr(), len }, way));
+                }
+                Err(e) => failed.push((i, e)),
+            }
+        }
+        let count = planned.len();
+        let indices: Vec<usize> = planned.iter().map(|(i, ..)| *i).collect();
+        let read = session.run("get", deadline, move |session, bound| {
+            let objects: Vec<Object> = planned.iter().map(|(_, object, _)| object.clone()).collect();
+            // SAFETY: the job owns the blocks, and keeps what it fills directly registered and allocated; the caller
+            // promises that nobody else touches it.
+            let mut got = unsafe { session.store().get(bound, &objects) };
+            // Removed meanwhile, its place may have been another value's before the last byte was read.
+            let names: Vec<CString> = objects.into_iter().map(|object| object.name).collect();
+            for (slot, there) in got.iter_mut().zip(session.store().exist(bound, &names)) {
+                if let (Ok(_), Ok(false)) = (&slot, &there) {
+                    *slot = Err(refusal::refusal(bound, "get", refusal::NOT_FOUND.into()));
+                } else if let Err(e) = there {
+                    *slot = Err(e);
+                }
+            }
+            planned.into_iter().zip(got).collect::<Vec<_>>()
+        });
+        let read = match read {
+            Ok(read) => read,
+            Err(e) => {
+                failed.extend(indices.into_iter().take(count).map(|i| (i, e.clone())));
+                return (done, failed);
+            }
+        };
+        for ((i, object, way), got) in read {
+            let outcome = got.map_err(refusal::error).and_then(|len| {
+                if len != object.len {
+                    let reason = format!("a body of {} bytes came with {len}", object.len);
+                    return Err(Error::Protocol { reason });
+                }
+                self.count(session, way.is_direct(), len as u64);
+                match &way {
+                    Way::Direct { .. } => progress(len as u64),
+                    Way::Staged(block) => copy_out(bound, &slots[i], block.region(), deadline, progress)?,
+                }
+                Ok(())
+            });
+            failed.extend(outcome.err().map(|e| (i, e)));
+        }
+        (done, failed)
+    }
+
+    /// Values in memory of their own: Mooncake lends none of its.
+    pub(super) fn view_some(&self, keys: &[&str], deadline: Deadline) -> Result<Vec<Result<View>>> {
+        let session = self.session()?;
+        let names: Vec<CString> = keys.iter().map(|key| self.names.head(key)).collect();
+        let found = heads(&session, &names, deadline);
+        let view = |(key, found): (&&str, Result<Found<D>>)| {
+            let found = found?;
+            if let Some((block, range)) = &found.inline {
+                self.count(&session, false, found.len);
+                return Ok(owned(block.bytes()[range.clone()].into(), found.meta));
+            }
+            let len = usize::try_from(found.len)
+                .map_err(|_| Error::OutOfMemory { asked: found.len, available: 0 })?;
+            let block = session.block(len, deadline)?;
+            let name = self.names.body(key, found.id);
+            let (block, got) = session.run("get", deadline, move |session, bound| {
+                let object = Object { name: name.clone(), addr: block.region().addr, len };
+                // SAFETY: the block is this job's.
+                let got = unsafe { session.store().get(bound, &[object]) }.pop();
+                let there = session.store().exist(bound, &[name]).pop();
+                (block, got.zip(there))
+            })?;
+            let (got, there) = got.ok_or(Error::NotFound)?;
+            if !there.map_err(refusal::error)? {
+                return Err(Error::NotFound);
+            }
+            match got.map_err(refusal::error)? {
+                got if got == len => {}
+                got => {
+                    return Err(Error::Protocol { reason: format!("a body of {len} bytes came with {got}") });
+                }
+            }
+            self.count(&session, false, found.len);
+            Ok(match block.into_memory() {
+                // SAFETY: the memory is private, and the view keeps it.
+                Ok(memory) => unsafe { View::new(memory.as_ptr(), len, found.meta, Arc::new(memory)) },
+                Err(block) => owned(block.bytes().into(), found.meta),
+            })
+        };
+        Ok(keys.iter().zip(found).map(view).collect())
+    }
+}
+
+fn owned(bytes: Box<[u8]>, meta: Box<[u8]>) -> View {
+    let (start, len) = (bytes.as_ptr(), bytes.len());
+    // SAFETY: the bytes stay where they are, unchanged, while the view keeps their box.
+    unsafe { View::new(start, len, meta, Arc::new(bytes)) }
+}
+
+/// Copies the value at `from`, which is staging memory, to the slot.
+fn copy_out<D: Device>(
+    bound: &Bound<'_, D>,
+    slot: &Slot<D>,
+    from: Region,
+    deadline: Deadline,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<()> {
+    let to = slot.region().part(0, from.len)?;
+    // SAFETY: a ready slot is allocated and nobody touches it until the get has returned; the block is this call's.
+    unsafe { shm::copy_out(bound, slot, to, from, deadline, progress) }
+}

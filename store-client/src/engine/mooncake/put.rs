@@ -1,0 +1,319 @@
+//! Writing: the body of a larger value first, then its head, which makes it visible.
+//!
+//! Mooncake keeps what is there and says that all went well. So each put carries an id of its own, and the head is read
+//! back: whose id is in it has stored the value, also where many put the same key at once.
+
+use std::{collections::HashSet, ffi::CString, sync::Arc, thread, time::Duration};
+
+use hal::{Bound, Deadline, Device};
+
+use super::{
+    MooncakeEngine, Way,
+    ffi::{Object, Store},
+    get,
+    head::{self, INLINE_MAX, Id},
+    refusal,
+    session::Session,
+    staging::Block,
+};
+use crate::{
+    arrow::Slot,
+    error::{Error, Result},
+    shm,
+    store::{Mode, Put},
+};
+
+/// Milliseconds between tries: the master evicts when a put finds no room, and does it after it has refused.
+const PATIENCE: [u64; 5] = [5, 20, 80, 200, 400];
+
+/// One value on its way.
+struct Item<D: Device> {
+    slot: usize,
+    id: Id,
+    head: CString,
+    /// The head, and as much again for what is read back.
+    block: Block<D>,
+    body: Option<(Object, Way<D>)>,
+    old: Old,
+}
+
+/// What was under the key before.
+#[derive(Debug, Clone, Default)]
+struct Old {
+    /// A head, which has to go first.
+    head: bool,
+    /// Whether it was a value's.
+    alive: bool,
+    body: Option<CString>,
+}
+
+impl<D: Device> Item<D> {
+    fn head_len(&self) -> usize {
+        self.block.region().len / 2
+    }
+}
+
+impl<D: Device> MooncakeEngine<D> {
+    /// Stores the first of these slots, as many as staging has room for; their verdicts, of which there is at least one.
+    pub(super) fn put_some(
+        &self,
+        bound: &Bound<'_, D>,
+        slots: &[Slot<D>],
+        mode: Mode,
+        deadline: Deadline,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Vec<Result<Put>>> {
+        let session = self.session()?;
+        // A key that comes again is put after this one.
+        let mut seen = HashSet::new();
+        let slots = &slots
+            [..slots.iter().take(session.heads_at_once()).take_while(|slot| seen.insert(slot.key())).count()];
+        let olds = self.olds(&session, slots, mode, deadline);
+        let mut verdicts: Vec<Result<Put>> = Vec::with_capacity(slots.len());
+        let mut items: Vec<Item<D>> = Vec::new();
+        for (i, (slot, old)) in slots.iter().zip(olds).enumerate() {
+            let old = match old {
+                Ok(old) if old.alive && mode == Mode::Put => {
+                    progress(slot.region().len as u64);
+                    verdicts.push(Ok(Put::AlreadyExists));
+                    continue;
+                }
+                Ok(old) => old,
+                Err(e) => {
+                    verdicts.push(Err(e));
+                    continue;
+                }
+            };
+            match self.stage(&session, bound, slot, i, old, items.is_empty(), deadline, progress) {
+                Ok(Some(item)) => {
+                    // Until the job has answered.
+                    verdicts.push(Ok(Put::Stored));
+                    items.push(item);
+                }
+                Ok(None) => break,
+                Err(e) => verdicts.push(Err(e)),
+            }
+        }
+        if items.is_empty() {
+            return Ok(verdicts);
+        }
+        let indices: Vec<usize> = items.iter().map(|item| item.slot).collect();
+        let directs: Vec<bool> =
+            items.iter().map(|item| item.body.as_ref().is_some_and(|(_, way)| way.is_direct())).collect();
+        let sent = session
+            .run("put", deadline, move |session, bound| send(session.store(), bound, items, mode, deadline));
+        let sent = sent.unwrap_or_else(|e| indices.iter().map(|_| Err(e.clone())).collect());
+        for ((i, direct), verdict) in indices.into_iter().zip(directs).zip(sent) {
+            if verdict.is_ok() {
+                let len = slots[i].region().len as u64;
+                self.count(&session, direct, len);
+                if direct {
+                    progress(len);
+                }
+            }
+            verdicts[i] = verdict;
+        }
+        Ok(verdicts)
+    }
+
+    /// What is under the slots' keys.
+    fn olds(
+        &self,
+        session: &Arc<Session<D>>,
+        slots: &[Slot<D>],
+        mode: Mode,
+        deadline: Deadline,
+    ) -> Vec<Result<Old>> {
+        let keys: Vec<&str> = slots.iter().map(Slot::key).collect();
+        let heads = |keys: &[&str]| keys.iter().map(|key| self.names.head(key)).collect::<Vec<_>>();
+        let mut olds: Vec<Result<Old>> = get::exist(session, heads(&keys), deadline)
+            .into_iter()
+            .map(|there| there.map(|head| Old { head, ..Old::default() }))
+            .collect();
+        let there: Vec<usize> =
+            (0..olds.len()).filter(|&i| olds[i].as_ref().is_ok_and(|old| old.head)).collect();
+        let keys: Vec<&str> = there.iter().map(|&i| keys[i]).collect();
+        // A body that was evicted makes room for a new value.
+        let bodies: Vec<Result<get::Found<D>>> = match mode {
+            Mode::Put => self.look(session, &keys, deadline),
+            Mode::Upsert => get::heads(session, &heads(&keys), deadline),
+        };
+        for ((i, key), found) in there.into_iter().zip(keys).zip(bodies) {
+            olds[i] = match found {
+                Ok(found) => {
+                    let body = found.has_body().then(|| self.names.body(key, found.id));
+                    Ok(Old { head: true, alive: true, body })
+                }
+                Err(Error::NotFound) => Ok(Old { head: true, ..Old::default() }),
+                // Something that is no value of ours: kept by put, replaced by upsert.
+                Err(Error::Protocol { .. }) => Ok(Old { head: true, alive: true, body: None }),
+                Err(e) => Err(e),
+            };
+        }
+        olds
+    }
+
+    /// Brings a slot's bytes to where Mooncake can read them. `None` where staging has no room and `wait` is not set.
+    #[allow(clippy::too_many_arguments)]
+    fn stage(
+        &self,
+        session: &Arc<Session<D>>,
+        bound: &Bound<'_, D>,
+        slot: &Slot<D>,
+        index: usize,
+        old: Old,
+        wait: bool,
+        deadline: Deadline,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Option<Item<D>>> {
+        let (region, meta, id) = (slot.region(), slot.meta(), session.new_id());
+        let copy_in = |to: hal::Region| {
+            // SAFETY: a ready slot is allocated and nobody writes it until the put has returned; the block is this
+            // call's alone.
+            unsafe { shm::copy_in(bound, slot, to, deadline, progress) }
+        };
+        let body = if region.len > INLINE_MAX {
+            let Some(way) = self.way(session, slot, region.len, wait, deadline)? else { return Ok(None) };
+            if let Way::Staged(block) = &way {
+                copy_in(block.region())?;
+            }
+            let object = Object { name: self.names.body(slot.key(), id), addr: way.addr(), len: region.len };
+            Some((object, way))
+        } else {
+            None
+        };
+        let head_len = head::size(region.len, meta);
+        // Who has a body's block already does not wait for another: two who did could wait for each other.
+        let block = match session.block_at_once(2 * head_len) {
+            Some(block) => Some(block),
+            None if body.is_none() && wait => Some(session.block(2 * head_len, deadline)?),
+            None if wait => return Err(Error::ResourceExhausted { what: "staging memory".into() }),
+            None => None,
+        };
+        let Some(mut block) = block else { return Ok(None) };
+        if body.is_none() {
+            copy_in(block.region().part(head_len - region.len, region.len)?)?;
+        }
+        head::write(&mut block.bytes_mut()[..head_len], id, region.len, meta);
+        Ok(Some(Item { slot: index, id, head: self.names.head(slot.key()), block, body, old }))
+    }
+}
+
+/// Runs on a worker, and owns all that it touches.
+fn send<D: Device>(
+    store: &Store,
+    bound: &Bound<'_, D>,
+    items: Vec<Item<D>>,
+    mode: Mode,
+    deadline: Deadline,
+) -> Vec<Result<Put>> {
+    let mut verdicts: Vec<Result<Put>> = items.iter().map(|_| Ok(Put::Stored)).collect();
+    let go_on = |verdicts: &[Result<Put>]| {
+        (0..verdicts.len()).filter(|&i| verdicts[i].is_ok()).collect::<Vec<usize>>()
+    };
+
+    let with_body: Vec<usize> = (0..items.len()).filter(|&i| items[i].body.is_some()).collect();
+    let bodies: Vec<Object> =
+        items.iter().filter_map(|item| item.body.as_ref()).map(|(object, _)| object.clone()).collect();
+    for (i, sent) in with_body.into_iter().zip(put_patiently(store, bound, &bodies, deadline)) {
+        if let Err(e) = sent {
+            verdicts[i] = Err(refusal::error(e));
+        }
+    }
+
+    for i in go_on(&verdicts) {
+        if items[i].old.head
+            && let Err(e) = store.remove(bound, &items[i].head)
+        {
+            verdicts[i] = Err(refusal::error(e));
+        }
+    }
+    let todo = go_on(&verdicts);
+    let object = |i: &usize, at: usize| {
+        let item: &Item<D> = &items[*i];
+        Object { name: item.head.clone(), addr: item.block.region().addr + at, len: item.head_len() }
+    };
+    let heads: Vec<Object> = todo.iter().map(|i| object(i, 0)).collect();
+    for (i, sent) in todo.into_iter().zip(put_patiently(store, bound, &heads, deadline)) {
+        if let Err(e) = sent {
+            verdicts[i] = Err(refusal::error(e));
+        }
+    }
+
+    let todo = go_on(&verdicts);
+    let back: Vec<Object> = todo.iter().map(|i| object(i, items[*i].head_len())).collect();
+    // SAFETY: the blocks are this job's, and their second halves nobody else's.
+    let back = unsafe { store.get(bound, &back) };
+    for (i, back) in todo.into_iter().zip(back) {
+        let item = &items[i];
+        let ours = match back {
+            Ok(len) => {
+                head::read(&item.block.bytes()[item.head_len()..][..len]).is_ok_and(|head| head.id == item.id)
+            }
+            // Another put's head, which is longer: Mooncake finds the room too small.
+            Err(e) if e.vendor_code() == Some(refusal::TOO_SMALL) => false,
+            Err(e) => {
+                verdicts[i] = Err(match refusal::error(e) {
+                    // Removed already.
+                    Error::NotFound => continue,
+                    e => e,
+                });
+                continue;
+            }
+        };
+        verdicts[i] = Ok(match (mode, ours) {
+            (Mode::Put, true) => Put::Stored,
+            (Mode::Put, false) => Put::AlreadyExists,
+            // Where another upsert has replaced it already, it was there for a moment.
+            (Mode::Upsert, _) if item.old.alive => Put::Replaced,
+            (Mode::Upsert, _) => Put::Stored,
+        });
+        if !ours {
+            discard(store, bound, item.body.as_ref().map(|(object, _)| &object.name));
+        } else {
+            discard(store, bound, item.old.body.as_ref());
+        }
+    }
+    for (item, verdict) in items.iter().zip(&verdicts) {
+        if verdict.is_err() {
+            discard(store, bound, item.body.as_ref().map(|(object, _)| &object.name));
+        }
+    }
+    verdicts
+}
+
+/// Stores objects, trying those again for which the master has yet to make room.
+fn put_patiently<D: Device>(
+    store: &Store,
+    bound: &Bound<'_, D>,
+    objects: &[Object],
+    deadline: Deadline,
+) -> Vec<hal::Result<()>> {
+    // SAFETY: the objects' memory is their items', which the caller owns and nobody writes; what is read directly is kept
+    // registered and allocated by them.
+    let mut sent = unsafe { store.put(bound, objects) };
+    for pause in PATIENCE.map(Duration::from_millis) {
+        let full =
+            |sent: &hal::Result<()>| sent.as_ref().is_err_and(|e| e.vendor_code() == Some(refusal::NO_ROOM));
+        let again: Vec<usize> = (0..sent.len()).filter(|&i| full(&sent[i])).collect();
+        if again.is_empty() || deadline.left().is_some_and(|left| left <= pause) {
+            break;
+        }
+        thread::sleep(pause);
+        let some: Vec<Object> = again.iter().map(|&i| objects[i].clone()).collect();
+        // SAFETY: as above.
+        for (i, answer) in again.into_iter().zip(unsafe { store.put(bound, &some) }) {
+            sent[i] = answer;
+        }
+    }
+    sent
+}
+
+/// Removes a body that no head names any more. One that stays is evicted in time.
+fn discard<D: Device>(store: &Store, bound: &Bound<'_, D>, body: Option<&CString>) {
+    if let Some(name) = body
+        && let Err(e) = store.remove(bound, name)
+    {
+        tracing::debug!(error = %e, "a body stays until it is evicted");
+    }
+}

@@ -1,0 +1,273 @@
+//! The real Mooncake: its master on loopback, and processes that load its store library.
+//!
+//! `HAULIER_MOONCAKE` names the library, beside which the master lies, as in the wheel for NPUs that `tests/run` fetches.
+//! That library needs CANN; what it finds in its place are the simulated runtime and the two C++ libraries beside it. The
+//! loader looks for those when a process starts, and the simulator reads its settings once, so each test has a process of
+//! its own.
+
+use std::{
+    env, fs,
+    io::{self, Write},
+    net::{TcpListener, TcpStream},
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use haulier::Mooncake;
+use haulier_sim::{install, log::Call};
+use tempfile::TempDir;
+
+use crate::{
+    ascend,
+    process::{Process, private_dir, skip, wait_for},
+};
+
+/// Names the store library.
+pub const LIBRARY: &str = "HAULIER_MOONCAKE";
+/// What a process of a test is told: which one it is, where the master is, and the protocol.
+const ROLE: &str = "HAULIER_TEST_MOONCAKE_ROLE";
+const MASTER: &str = "HAULIER_TEST_MOONCAKE_MASTER";
+const PROTOCOL: &str = "HAULIER_TEST_MOONCAKE_PROTOCOL";
+
+/// The C++ libraries beside the simulated runtime.
+const CPLUSPLUS: [&str; 2] = ["libllm_datadist.so", "libmetadef.so"];
+
+/// The master, which ends with this.
+#[derive(Debug)]
+pub struct Master {
+    process: Process,
+    port: u16,
+    folder: PathBuf,
+}
+
+impl Master {
+    /// Starts the master that lies in `folder`, on ports that are free, and returns when it listens.
+    ///
+    /// # Panics
+    /// Where it does not start.
+    pub fn start(folder: &Path) -> Self {
+        Self::start_at(folder, free_port())
+    }
+
+    fn start_at(folder: &Path, port: u16) -> Self {
+        let program = folder.join("mooncake_master");
+        let mut command = Command::new(&program);
+        command
+            .args(["-rpc_address", "127.0.0.1", "-rpc_port", &port.to_string()])
+            .args(["-metrics_port", &free_port().to_string()])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let mut process =
+            Process::spawn(&mut command).unwrap_or_else(|e| panic!("{}: {e}", program.display()));
+        wait_for("the master's port", || {
+            assert!(process.ended().is_none(), "the master ended");
+            TcpStream::connect(("127.0.0.1", port)).ok()
+        });
+        Master { process, port, folder: folder.into() }
+    }
+
+    /// Its address.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Kills it.
+    pub fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// Starts another one in its place.
+    pub fn restart(&mut self) {
+        self.kill();
+        *self = Self::start_at(&self.folder, self.port);
+    }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port of loopback");
+    listener.local_addr().expect("it is bound").port()
+}
+
+/// What the library needs in place of CANN, in a folder of its own.
+///
+/// # Panics
+/// Where it is not built.
+pub fn stand_ins(release: &str) -> TempDir {
+    let folder = tempfile::tempdir().expect("a private directory");
+    let runtime = ascend::install_into(folder.path(), release);
+    let built = install::library("libhaulier_sim_ascend.so", "haulier-sim-ascend").expect("it is built");
+    // Where cargo has its build script's outputs, of which the newest is this build's.
+    let profile = built.ancestors().find(|folder| folder.join("build").is_dir()).expect("cargo's folder");
+    for name in CPLUSPLUS {
+        let outputs = fs::read_dir(profile.join("build")).expect("it can be read").flatten();
+        let made = outputs
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with("haulier-sim-ascend-"))
+            .map(|entry| entry.path().join("out").join(name))
+            .filter_map(|file| Some((fs::metadata(&file).ok()?.modified().ok()?, file)))
+            .max();
+        let (_, file) = made.unwrap_or_else(|| panic!("{name} was not built: is g++ there?"));
+        symlink(file, folder.path().join(name)).expect("the folder can be written");
+    }
+    assert!(runtime.is_file());
+    folder
+}
+
+/// How a test's processes are started.
+pub struct Trial {
+    test: String,
+    release: &'static str,
+    protocol: &'static str,
+    folder: PathBuf,
+    stand_ins: TempDir,
+    logs: std::sync::Arc<TempDir>,
+    /// The cluster's.
+    pub master: Master,
+    environment: Vec<(&'static str, String)>,
+}
+
+/// What a process of a test left behind.
+#[derive(Debug)]
+pub struct Report {
+    /// What it, and Mooncake in it, said.
+    pub said: String,
+    /// Every call of the simulated runtime, of all processes of the trial.
+    pub calls: Vec<Call>,
+}
+
+impl Trial {
+    /// A trial of `test`, the path of a test in the running program, against a master of its own. `None`, loudly, where
+    /// there is no Mooncake.
+    pub fn new(test: &str, release: &'static str, protocol: &'static str) -> Option<Self> {
+        let Some(library) = env::var_os(LIBRARY).filter(|path| !path.is_empty()) else {
+            skip(test, format_args!("{LIBRARY} names no Mooncake; tests/run fetches one"));
+            return None;
+        };
+        let folder = Path::new(&library).parent().expect("a file in a folder").to_owned();
+        Some(Trial {
+            test: test.into(),
+            release,
+            protocol,
+            master: Master::start(&folder),
+            folder,
+            stand_ins: stand_ins(release),
+            logs: private_dir(),
+            environment: Vec::new(),
+        })
+    }
+
+    /// One more variable for the processes.
+    pub fn set(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.environment.push((name, value.into()));
+        self
+    }
+
+    /// Gives a command what it needs to load the library.
+    pub fn prepare(&self, command: &mut Command) {
+        command
+            .env("LD_LIBRARY_PATH", self.stand_ins.path())
+            .env(LIBRARY, self.folder.join("libmooncake_store.so"))
+            .env(ascend::LIBRARY, self.stand_ins.path().join("libascendcl.so"))
+            .env(ascend::RELEASE, self.release)
+            .env("HAULIER_SIM_LOG", self.logs.path())
+            .env(MASTER, self.master.address())
+            .env(PROTOCOL, self.protocol)
+            .envs(self.environment.iter().map(|(name, value)| (*name, value.as_str())));
+        if self.protocol == "tcp" {
+            command.env("MC_FORCE_TCP", "1");
+        } else {
+            command.env_remove("MC_FORCE_TCP");
+        }
+    }
+
+    /// Starts the test once more, in a process that has this role.
+    ///
+    /// # Panics
+    /// Where it cannot be started.
+    pub fn start(&self, role: &str) -> Process {
+        let mut command = Command::new(env::current_exe().expect("a running program"));
+        command.args(["--exact", &self.test, "--nocapture"]).env(ROLE, role);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        self.prepare(&mut command);
+        Process::spawn(&mut command).expect("the test's own program")
+    }
+
+    /// Runs the test once more, in a process that has this role, to its end.
+    ///
+    /// # Panics
+    /// Where it fails there.
+    pub fn run(&self, role: &str) -> Report {
+        self.finish(role, self.start(role))
+    }
+
+    /// As [`run`](Self::run), of one that was started.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn finish(&self, role: &str, process: Process) -> Report {
+        let output = process.output();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let result = String::from_utf8_lossy(&output.stdout).into_owned();
+        if !output.status.success() || !result.contains("1 passed") {
+            let _ = writeln!(io::stderr(), "{result}\n{said}");
+            panic!("{} as {role}: {}", self.test, output.status);
+        }
+        Report { said, calls: self.calls() }
+    }
+
+    /// Every call of the simulated runtime until now.
+    ///
+    /// # Panics
+    /// Where the log cannot be read.
+    pub fn calls(&self) -> Vec<Call> {
+        let files = fs::read_dir(self.logs.path()).expect("the log's folder").flatten();
+        let text: String = files.map(|file| fs::read_to_string(file.path()).expect("a log")).collect();
+        text.lines().map(|line| serde_json::from_str(line).expect("a call")).collect()
+    }
+}
+
+/// The role of this process, where it has one.
+pub fn role() -> Option<String> {
+    env::var(ROLE).ok()
+}
+
+/// How a client of this process joins the trial's cluster, giving it `segment` bytes.
+///
+/// # Panics
+/// Where this process has no role.
+pub fn cluster(segment: u64) -> Mooncake {
+    let told = |name| env::var(name).expect("the process has a role");
+    Mooncake { segment, staging: 16 << 20, ..Mooncake::new(told(MASTER), told(PROTOCOL)) }
+}
+
+/// Calls the store's C ABI as an application without Haulier would.
+#[derive(Debug)]
+pub struct Raw(libloading::Library);
+
+impl Raw {
+    /// Loads the library.
+    ///
+    /// # Panics
+    /// Where it cannot be loaded.
+    pub fn load() -> Self {
+        let path = env::var_os(LIBRARY).expect("the process has a role");
+        // SAFETY: Mooncake's library, with what it needs on the loader's path.
+        Raw(unsafe { libloading::Library::new(path) }.unwrap_or_else(|e| panic!("{e:?}")))
+    }
+
+    /// The function of this name.
+    ///
+    /// # Panics
+    /// Where there is none.
+    ///
+    /// # Safety
+    /// `F` must be its type.
+    pub unsafe fn function<F: Copy>(&self, name: &str) -> F {
+        // SAFETY: the caller's promise.
+        *unsafe { self.0.get::<F>(name) }.unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+}
+
+/// How long a call may take that Mooncake ends by itself, with its own retries.
+pub const SLOW: Duration = Duration::from_secs(60);
