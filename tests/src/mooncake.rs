@@ -21,7 +21,7 @@ use tempfile::TempDir;
 
 use crate::{
     ascend,
-    process::{Process, private_dir, skip, wait_for},
+    process::{Process, skip, wait_for},
 };
 
 /// Names the store library.
@@ -30,6 +30,8 @@ pub const LIBRARY: &str = "HAULIER_MOONCAKE";
 const ROLE: &str = "HAULIER_TEST_MOONCAKE_ROLE";
 const MASTER: &str = "HAULIER_TEST_MOONCAKE_MASTER";
 const PROTOCOL: &str = "HAULIER_TEST_MOONCAKE_PROTOCOL";
+/// A folder where the processes of a trial leave each other signs.
+const SIGNS: &str = "HAULIER_TEST_MOONCAKE_SIGNS";
 
 /// The C++ libraries beside the simulated runtime.
 const CPLUSPLUS: [&str; 2] = ["libllm_datadist.so", "libmetadef.so"];
@@ -121,7 +123,8 @@ pub struct Trial {
     protocol: &'static str,
     folder: PathBuf,
     stand_ins: TempDir,
-    logs: std::sync::Arc<TempDir>,
+    logs: TempDir,
+    signs: TempDir,
     /// The cluster's.
     pub master: Master,
     environment: Vec<(&'static str, String)>,
@@ -152,7 +155,8 @@ impl Trial {
             master: Master::start(&folder),
             folder,
             stand_ins: stand_ins(release),
-            logs: private_dir(),
+            logs: tempfile::tempdir().expect("a private directory"),
+            signs: tempfile::tempdir().expect("a private directory"),
             environment: Vec::new(),
         })
     }
@@ -173,6 +177,7 @@ impl Trial {
             .env("HAULIER_SIM_LOG", self.logs.path())
             .env(MASTER, self.master.address())
             .env(PROTOCOL, self.protocol)
+            .env(SIGNS, self.signs.path())
             .envs(self.environment.iter().map(|(name, value)| (*name, value.as_str())));
         if self.protocol == "tcp" {
             command.env("MC_FORCE_TCP", "1");
@@ -216,6 +221,16 @@ impl Trial {
         Report { said, calls: self.calls() }
     }
 
+    /// Leaves a sign for the other processes.
+    pub fn sign(&self, name: &str) {
+        sign_in(self.signs.path(), name);
+    }
+
+    /// Waits for a sign of another process.
+    pub fn wait_for(&self, name: &str) {
+        wait_in(self.signs.path(), name);
+    }
+
     /// Every call of the simulated runtime until now.
     ///
     /// # Panics
@@ -230,6 +245,30 @@ impl Trial {
 /// The role of this process, where it has one.
 pub fn role() -> Option<String> {
     env::var(ROLE).ok()
+}
+
+/// Leaves a sign for the other processes of the trial.
+///
+/// # Panics
+/// Where this process has no role.
+pub fn sign(name: &str) {
+    sign_in(Path::new(&env::var_os(SIGNS).expect("the process has a role")), name);
+}
+
+/// Waits for a sign of another process of the trial.
+///
+/// # Panics
+/// Where this process has no role, or none comes.
+pub fn wait_for_sign(name: &str) {
+    wait_in(Path::new(&env::var_os(SIGNS).expect("the process has a role")), name);
+}
+
+fn sign_in(folder: &Path, name: &str) {
+    fs::write(folder.join(name), b"").expect("the folder can be written");
+}
+
+fn wait_in(folder: &Path, name: &str) {
+    wait_for(name, || folder.join(name).exists().then_some(()));
 }
 
 /// How a client of this process joins the trial's cluster, giving it `segment` bytes.
