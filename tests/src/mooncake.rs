@@ -12,6 +12,7 @@ use std::{
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    thread,
     time::Duration,
 };
 
@@ -193,7 +194,9 @@ impl Trial {
     pub fn start(&self, role: &str) -> Process {
         let mut command = Command::new(env::current_exe().expect("a running program"));
         command.args(["--exact", &self.test, "--nocapture"]).env(ROLE, role);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // To a file: it is shown where the test fails, whichever process is the cause.
+        let said = fs::File::create(self.said_by(role)).expect("the folder can be written");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(said);
         self.prepare(&mut command);
         Process::spawn(&mut command).expect("the test's own program")
     }
@@ -212,13 +215,19 @@ impl Trial {
     /// As there.
     pub fn finish(&self, role: &str, process: Process) -> Report {
         let output = process.output();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
         let result = String::from_utf8_lossy(&output.stdout).into_owned();
-        if !output.status.success() || !result.contains("1 passed") {
-            let _ = writeln!(io::stderr(), "{result}\n{said}");
-            panic!("{} as {role}: {}", self.test, output.status);
-        }
-        Report { said, calls: self.calls() }
+        assert!(
+            output.status.success() && result.contains("1 passed"),
+            "{} as {role}: {}\n{result}",
+            self.test,
+            output.status
+        );
+        let said = fs::read(self.said_by(role)).expect("it was written");
+        Report { said: String::from_utf8_lossy(&said).into_owned(), calls: self.calls() }
+    }
+
+    fn said_by(&self, role: &str) -> PathBuf {
+        self.signs.path().join(format!("{role}.stderr"))
     }
 
     /// Leaves a sign for the other processes.
@@ -239,6 +248,18 @@ impl Trial {
         let files = fs::read_dir(self.logs.path()).expect("the log's folder").flatten();
         let text: String = files.map(|file| fs::read_to_string(file.path()).expect("a log")).collect();
         text.lines().map(|line| serde_json::from_str(line).expect("a call")).collect()
+    }
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            for file in fs::read_dir(self.signs.path()).into_iter().flatten().flatten() {
+                let said = fs::read(file.path()).unwrap_or_default();
+                let name = file.file_name();
+                let _ = writeln!(io::stderr(), "--- {}\n{}", name.display(), String::from_utf8_lossy(&said));
+            }
+        }
     }
 }
 

@@ -93,7 +93,7 @@ fn rounds<D: Device>(device: D, direct: bool) {
             assert!(matches!(gone, Err(Error::NotFound)), "{gone:?}");
         }
     }
-    let went = counted(&client, "haulier_mooncake_bytes_total{path=\"direct\"} ");
+    let went = counted(&client, "haulier_values_bytes_total{direction=\"in\",path=\"direct\"} ");
     assert_eq!(went > 0, direct, "{went} bytes went directly");
 }
 
@@ -323,6 +323,70 @@ fn while_the_master_is_gone_calls_fail_in_time_and_after_its_restart_all_goes_on
             trial.master.restart();
             trial.sign("restarted");
             show(&trial.finish("user", user).said);
+        }
+    }
+}
+
+/// Mooncake waits for a holder that does not answer, and has no deadline of its own.
+#[test]
+fn a_call_of_mooncakes_that_hangs_holds_nobody_beyond_the_deadline() {
+    const TEST: &str = "a_call_of_mooncakes_that_hangs_holds_nobody_beyond_the_deadline";
+    match role().as_deref() {
+        Some("holder") => {
+            // Room for puts that are never finished.
+            let _client = client(512 * MIB);
+            sign("holds");
+            wait_for_sign("done");
+        }
+        Some(_) => {
+            wait_for_sign("holds");
+            let client = client(0);
+            let device = client.device().clone();
+            let value = bytes(1, 8 << 20);
+            let source = upload(&device, &value);
+            client.put("k", &source).unwrap();
+            sign("freeze");
+            wait_for_sign("frozen");
+            let deadline = Duration::from_millis(500);
+            let impatient = client.with_deadline(deadline);
+            // More hanging calls than workers: each is replaced. Not for long: after 10 s without a heartbeat the master
+            // forgets the holder.
+            for _ in 0..3 {
+                let asked = Instant::now();
+                // The target goes away at once, like the value that is put: the jobs keep what they work on.
+                let mut target = device.buffer(value.len()).unwrap();
+                let got = impatient.get_into("k", Target::from(&mut target));
+                drop(target);
+                assert!(matches!(got, Err(Error::Timeout { .. })), "{got:?}");
+                let mut borrowed = vec![0xEE; value.len()];
+                let got = impatient.get_into("k", &mut borrowed);
+                assert!(matches!(got, Err(Error::Timeout { .. })), "{got:?}");
+                assert!(borrowed.iter().all(|&byte| byte == 0xEE));
+                let other = upload(&device, &value);
+                let put = impatient.put("other", &other);
+                drop(other);
+                assert!(matches!(put, Err(Error::Timeout { .. })), "{put:?}");
+                assert!(asked.elapsed() < 3 * deadline + Duration::from_secs(1), "{:?}", asked.elapsed());
+            }
+            // What needs no holder is answered meanwhile.
+            assert!(client.exists("absent").is_ok());
+            sign("thaw");
+            wait_for_sign("thawed");
+            let gone_on = until_it_works(|| client.get("k").map(|got| assert!(got == value)));
+            tell(format_args!("reads again {gone_on:?} after the holder goes on"));
+            sign("done");
+        }
+        None => {
+            let Some(trial) = Trial::new(TEST, "9.0.0", "tcp") else { return };
+            let (holder, user) = (trial.start("holder"), trial.start("user"));
+            trial.wait_for("freeze");
+            holder.freeze();
+            trial.sign("frozen");
+            trial.wait_for("thaw");
+            holder.thaw();
+            trial.sign("thawed");
+            show(&trial.finish("user", user).said);
+            trial.finish("holder", holder);
         }
     }
 }

@@ -7,6 +7,7 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use super::{
+    engine::{self, Engine},
     exit::{Exit, Failure, Result},
     log::Lossy,
     output::Output,
@@ -39,6 +40,9 @@ pub(crate) struct Global {
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
 
+    #[command(flatten)]
+    pub(crate) engine: engine::Args,
+
     /// End when this parent process ends
     #[arg(long, global = true, hide = true, value_name = "PID")]
     parent: Option<u32>,
@@ -58,9 +62,22 @@ impl Global {
         named.unwrap_or_else(node::default_socket)
     }
 
-    /// A client of the node, for host memory.
+    /// A client of the engine that was asked for; of the node, for host memory.
     pub(crate) fn connect(&self) -> Result<StoreClient<AnyDevice>> {
-        Ok(StoreClient::connect(host()?, self.socket(), self.options())?)
+        match self.engine.engine {
+            Engine::Node => Ok(StoreClient::connect(host()?, self.socket(), self.options())?),
+            Engine::Mooncake => self.engine.mooncake(self.options()),
+        }
+    }
+
+    /// Refuses what only the node does.
+    pub(crate) fn node_only(&self, command: &str) -> Result<()> {
+        match self.engine.engine {
+            Engine::Node => Ok(()),
+            Engine::Mooncake => {
+                Err(Failure::usage(format!("{command} is about the node; leave out --engine mooncake")))
+            }
+        }
     }
 
     /// How clients are opened.
@@ -112,7 +129,7 @@ impl Global {
     pub(crate) fn for_child(&self, socket: PathBuf) -> Vec<OsString> {
         let mut args: Vec<OsString> =
             vec!["--json".into(), "--parent".into(), std::process::id().to_string().into()];
-        args.extend(["--socket".into(), socket.into()]);
+        args.extend(["--engine".into(), "node".into(), "--socket".into(), socket.into()]);
         args.extend(["--timeout".into(), self.timeout.as_secs_f64().to_string().into()]);
         args.extend(["--namespace".into(), self.namespace.clone().into()]);
         args

@@ -2,7 +2,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `global` | the options that every command takes, and the connection that they describe |
+//! | `global`, `engine` | the options that every command takes, and the connection that they describe |
 //! | `exit` | exit codes and error messages |
 //! | `output`, `log` | tables, JSON, progress bars; logs |
 //! | `size`, `counters` | sizes as people write them, the store's counters as it writes them |
@@ -20,6 +20,7 @@ mod child;
 mod counters;
 mod demo;
 mod devices;
+mod engine;
 mod exit;
 mod get;
 mod global;

@@ -92,6 +92,7 @@ struct Ready<'n> {
 }
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
+    global.node_only("serve")?;
     raise_descriptor_limit();
     let devices = devices(&args.backends)?;
     let backends = names(&devices);

@@ -1,6 +1,6 @@
 //! `haulier stat`: how the store is doing.
 
-use haulier::Stat;
+use haulier::{Error, Stat};
 use serde::Serialize;
 
 use super::{
@@ -21,8 +21,9 @@ pub(crate) struct Args {
 
 #[derive(Debug, Serialize)]
 struct Shown {
+    /// None where the engine tells no figures.
     #[serde(flatten)]
-    stat: Stat,
+    stat: Option<Stat>,
     counters: Vec<Counter>,
 }
 
@@ -31,12 +32,20 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
     if args.prometheus {
         return output::write(client.metrics()?.as_bytes());
     }
-    let shown = Shown { stat: client.stat()?, counters: counters::of(&client)? };
+    let stat = match client.stat() {
+        Ok(stat) => Some(stat),
+        // Mooncake: whether the cluster answers is what can be told.
+        Err(Error::Unsupported { .. }) => client.health().map(|()| None)?,
+        Err(e) => return Err(e.into()),
+    };
+    let shown = Shown { stat, counters: counters::of(&client)? };
     global.output().show(&shown, || text(&shown))
 }
 
 fn text(shown: &Shown) -> String {
-    let stat = &shown.stat;
+    let Some(stat) = &shown.stat else {
+        return "the Mooncake cluster answers; its figures are at the metrics port of mooncake_master".into();
+    };
     let mut table = output::table(&["STORE", ">"]);
     for (what, value) in [
         ("pool", Size(stat.pool).to_string()),

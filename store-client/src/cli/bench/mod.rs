@@ -17,6 +17,7 @@ use self::{
 };
 use super::{
     child::{Interrupts, PrivateNode, private_dir},
+    engine::Engine,
     exit::{Failure, Result},
     global::{self, Global},
     memory as machine, output,
@@ -60,6 +61,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
+    if args.memory {
+        global.node_only("--memory")?;
+    }
     if args.memory && global.socket.is_some() {
         return Err(Failure::usage("--memory measures a node of its own; leave out --socket"));
     }
@@ -89,8 +93,14 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
     global.output().show(&bench.rows, || rows::text(&bench.rows))
 }
 
-/// Every row: first in this process, then through a node.
+/// Every row: first in this process, then through a node; or of a Mooncake cluster.
 fn measure(global: &Global, bench: &mut Bench, dir: &FilePath, sizes: &[usize]) -> Result<()> {
+    if global.engine.engine == Engine::Mooncake {
+        let client = global.connect()?;
+        let measured = bench.rows_of(&client, Path::Mooncake, sizes);
+        let removed = client.remove_by_prefix(PREFIX);
+        return measured.and(Ok(removed.map(drop)?));
+    }
     let pool = pool(sizes);
     {
         let store = Store::open(Config { evict: false, ..Config::new(pool) }, |_, _| {})?;
@@ -143,7 +153,9 @@ struct Bench {
 impl Bench {
     /// Every row of one path.
     fn rows_of(&mut self, client: &StoreClient<AnyDevice>, path: Path, sizes: &[usize]) -> Result<()> {
-        for op in Op::SINGLE {
+        // Mooncake lends no memory.
+        let lends = |op: &Op| !(path == Path::Mooncake && *op == Op::PutAllocated);
+        for op in Op::SINGLE.into_iter().filter(lends) {
             for &size in sizes {
                 self.row(client, op, path, size, 1)?;
             }

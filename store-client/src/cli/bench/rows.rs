@@ -41,6 +41,7 @@ impl Op {
 pub(crate) enum Path {
     InProcess,
     Node,
+    Mooncake,
 }
 
 impl Path {
@@ -48,6 +49,7 @@ impl Path {
         match self {
             Path::InProcess => "in-process",
             Path::Node => "node",
+            Path::Mooncake => "mooncake",
         }
     }
 }

@@ -63,6 +63,7 @@ struct Demo {
 }
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
+    global.node_only("demo")?;
     let interrupts = Interrupts::watch()?;
     let dir = private_dir("haulier-demo-")?;
     let outcome = haul(global, args, dir.path(), &interrupts);

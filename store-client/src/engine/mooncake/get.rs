@@ -173,7 +173,7 @@ impl<D: Device> MooncakeEngine<D> {
                     Some((block, range)) => {
                         let from = block.region().part(range.start, range.len())?;
                         copy_out(bound, slot, from, deadline, progress)?;
-                        self.count(&session, false, found.len);
+                        session.counters.gets[0].count(found.len);
                     }
                     // It fits the room, so it fits the address space.
                     None => bodies.push((i, found.id, found.len as usize)),
@@ -250,7 +250,7 @@ impl<D: Device> MooncakeEngine<D> {
                     let reason = format!("a body of {} bytes came with {len}", object.len);
                     return Err(Error::Protocol { reason });
                 }
-                self.count(session, way.is_direct(), len as u64);
+                session.counters.gets[usize::from(way.is_direct())].count(len as u64);
                 match &way {
                     Way::Direct { .. } => progress(len as u64),
                     Way::Staged(block) => copy_out(bound, &slots[i], block.region(), deadline, progress)?,
@@ -270,7 +270,7 @@ impl<D: Device> MooncakeEngine<D> {
         let view = |(key, found): (&&str, Result<Found<D>>)| {
             let found = found?;
             if let Some((block, range)) = &found.inline {
-                self.count(&session, false, found.len);
+                session.counters.gets[0].count(found.len);
                 return Ok(owned(block.bytes()[range.clone()].into(), found.meta));
             }
             let len = usize::try_from(found.len)
@@ -294,7 +294,7 @@ impl<D: Device> MooncakeEngine<D> {
                     return Err(Error::Protocol { reason: format!("a body of {len} bytes came with {got}") });
                 }
             }
-            self.count(&session, false, found.len);
+            session.counters.gets[0].count(found.len);
             Ok(match block.into_memory() {
                 // SAFETY: the memory is private, and the view keeps it.
                 Ok(memory) => unsafe { View::new(memory.as_ptr(), len, found.meta, Arc::new(memory)) },

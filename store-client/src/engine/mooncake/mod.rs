@@ -19,7 +19,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::Ordering,
+        atomic::{AtomicU64, Ordering},
         mpsc::{self, Receiver},
     },
     time::Duration,
@@ -220,11 +220,6 @@ impl<D: Device> MooncakeEngine<D> {
         })
     }
 
-    fn count(&self, session: &Session<D>, direct: bool, bytes: u64) {
-        let counter = if direct { &session.counters.direct } else { &session.counters.staged };
-        counter.fetch_add(bytes, Ordering::Relaxed);
-    }
-
     /// Runs `some` on as many keys as heads are read at once, until all have their verdicts. What fails as a whole fails
     /// its keys and those behind.
     fn in_turns<T, R>(&self, all: &[T], some: impl Fn(&[T]) -> Result<Vec<Result<R>>>) -> Vec<Result<R>> {
@@ -385,18 +380,40 @@ impl<D: Device> Engine<D> for MooncakeEngine<D> {
         let session = self.session()?;
         let counters = &session.counters;
         let mut text = String::new();
-        for (name, labels, counter, help) in [
-            ("registrations", "", &counters.registered, "Regions registered with Mooncake"),
-            ("deregistrations", "", &counters.deregistered, "Regions deregistered from Mooncake"),
-            ("bytes", "{path=\"direct\"}", &counters.direct, "Bytes of values by the way they went"),
-            ("bytes", "{path=\"staging\"}", &counters.staged, ""),
-        ] {
-            if !help.is_empty() {
-                text += &format!(
-                    "# HELP haulier_mooncake_{name} {help}.\n# TYPE haulier_mooncake_{name} counter\n"
-                );
+        let mut family = |name: &str, help: &str, samples: &[(String, &AtomicU64)]| {
+            text += &format!("# HELP {name} {help}.\n# TYPE {name} counter\n");
+            for (labels, counter) in samples {
+                text += &format!("{name}_total{labels} {}\n", counter.load(Ordering::Relaxed));
             }
-            text += &format!("haulier_mooncake_{name}_total{labels} {}\n", counter.load(Ordering::Relaxed));
+        };
+        let ways = || {
+            let puts = [
+                ("put", "stored", "in", "staging", &counters.puts[0]),
+                ("put", "stored", "in", "direct", &counters.puts[1]),
+            ];
+            let gets = [
+                ("get", "found", "out", "staging", &counters.gets[0]),
+                ("get", "found", "out", "direct", &counters.gets[1]),
+            ];
+            puts.into_iter().chain(gets)
+        };
+        let values = ways().map(|(op, outcome, _, path, went)| {
+            (format!("{{op=\"{op}\",path=\"{path}\",outcome=\"{outcome}\"}}"), &went.values)
+        });
+        family(
+            "haulier_operations",
+            "Values of this client, by the way they went",
+            &values.collect::<Vec<_>>(),
+        );
+        let bytes = ways().map(|(_, _, direction, path, went)| {
+            (format!("{{direction=\"{direction}\",path=\"{path}\"}}"), &went.bytes)
+        });
+        family("haulier_values_bytes", "Bytes of those values", &bytes.collect::<Vec<_>>());
+        for (name, help, counter) in [
+            ("haulier_mooncake_registrations", "Regions registered with Mooncake", &counters.registered),
+            ("haulier_mooncake_deregistrations", "Regions deregistered again", &counters.deregistered),
+        ] {
+            family(name, help, &[(String::new(), counter)]);
         }
         Ok(text + "# EOF\n")
     }

@@ -104,12 +104,12 @@ impl<D: Device> MooncakeEngine<D> {
             .run("put", deadline, move |session, bound| send(session.store(), bound, items, mode, deadline));
         let sent = sent.unwrap_or_else(|e| indices.iter().map(|_| Err(e.clone())).collect());
         for ((i, direct), verdict) in indices.into_iter().zip(directs).zip(sent) {
-            if verdict.is_ok() {
-                let len = slots[i].region().len as u64;
-                self.count(&session, direct, len);
-                if direct {
-                    progress(len);
-                }
+            let len = slots[i].region().len as u64;
+            if matches!(verdict, Ok(Put::Stored | Put::Replaced)) {
+                session.counters.puts[usize::from(direct)].count(len);
+            }
+            if direct && verdict.is_ok() {
+                progress(len);
             }
             verdicts[i] = verdict;
         }

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use hal::{Bound, Deadline, Device, Pin, Region, Registry, Workers};
+use hal::{Bound, Deadline, Device, Kind, Pin, Region, Registry, Workers};
 use parking_lot::Mutex;
 
 use super::{
@@ -23,7 +23,7 @@ use super::{
     refusal::{self, BACKEND},
     staging::{Block, Memory, Staging},
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// How long a guard that is dropped waits for its memory to be deregistered.
 const LET_GO: Duration = Duration::from_secs(30);
@@ -35,8 +35,23 @@ const KEPT_MAX: usize = 4096;
 pub(crate) struct Counters {
     pub(crate) registered: AtomicU64,
     pub(crate) deregistered: AtomicU64,
-    pub(crate) direct: AtomicU64,
-    pub(crate) staged: AtomicU64,
+    /// By staging, and directly.
+    pub(crate) puts: [Went; 2],
+    pub(crate) gets: [Went; 2],
+}
+
+/// Values that went one way.
+#[derive(Debug, Default)]
+pub(crate) struct Went {
+    pub(crate) values: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+}
+
+impl Went {
+    pub(crate) fn count(&self, bytes: u64) {
+        self.values.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
 }
 
 pub(crate) struct Session<D: Device> {
@@ -48,13 +63,16 @@ pub(crate) struct Session<D: Device> {
     pinned: Mutex<Option<D::Registration>>,
     registry: Registry,
     /// Who keeps which bytes registered, by address.
-    live: Mutex<BTreeMap<usize, (usize, Weak<Guard<D>>)>>,
+    live: Mutex<Live<D>>,
     kept: AtomicUsize,
     nonce: u64,
     puts: AtomicU64,
     pub(crate) counters: Counters,
     ended: Sender<()>,
 }
+
+/// Length and guard, by address.
+type Live<D> = BTreeMap<usize, (usize, Weak<Guard<D>>)>;
 
 impl<D: Device> fmt::Debug for Session<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -73,6 +91,7 @@ impl<D: Device> Session<D> {
         deadline: Deadline,
     ) -> Result<Arc<Self>> {
         let own = Arc::clone(workers);
+        let master = setup.master.to_string_lossy().into_owned();
         let joined = workers.run(deadline, "setup", move |bound| {
             let staging = match Staging::new(staging) {
                 Ok(staging) => Arc::new(staging),
@@ -104,7 +123,13 @@ impl<D: Device> Session<D> {
                 ended,
             })))
         });
-        joined.map_err(refusal::error)?
+        joined.map_err(|e| match e.kind() {
+            // Mooncake tries for minutes by itself.
+            Kind::Timeout => Error::Timeout {
+                op: format!("joining the Mooncake cluster of {master} (does a master listen there?)"),
+            },
+            _ => refusal::error(e),
+        })?
     }
 
     /// Runs `work`, which owns what it touches, where it can be left behind at `deadline`.
@@ -115,7 +140,11 @@ impl<D: Device> Session<D> {
         work: impl FnOnce(&Arc<Self>, &Bound<'_, D>) -> R + Send + 'static,
     ) -> Result<R> {
         let session = Arc::clone(self);
-        self.workers.run(deadline, op, move |bound| Ok(work(&session, bound))).map_err(refusal::error)
+        let done = self.workers.run(deadline, op, move |bound| Ok(work(&session, bound)));
+        done.map_err(|e| match e.kind() {
+            Kind::Timeout => Error::Timeout { op: op.into() },
+            _ => e.into(),
+        })
     }
 
     pub(crate) fn store(&self) -> &Store {

@@ -207,7 +207,7 @@ impl Store {
                     codes.as_mut_ptr(),
                 )
             };
-            whole_call_failed(&mut codes, code.into());
+            whole_call_failed(&mut codes, code);
         }
         let lens = codes.into_iter().zip(objects);
         lens.map(|(code, object)| match usize::try_from(code) {
