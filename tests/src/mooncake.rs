@@ -187,6 +187,23 @@ impl Trial {
         }
     }
 
+    /// Starts Mooncake's own client, which holds values in this much memory of its.
+    ///
+    /// # Panics
+    /// Where it cannot be started.
+    pub fn start_holder(&self, memory: &str) -> Process {
+        let mut command = Command::new(self.folder.join("mooncake_client"));
+        command
+            .arg(format!("-master_server_address={}", self.master.address()))
+            .args(["-host=127.0.0.1", "-metadata_server=P2PHANDSHAKE", "-protocol=tcp"])
+            .arg(format!("-port={}", free_port()))
+            .arg(format!("-global_segment_size={memory}"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        self.prepare(&mut command);
+        Process::spawn(&mut command).expect("it lies beside the library")
+    }
+
     /// Starts the test once more, in a process that has this role.
     ///
     /// # Panics

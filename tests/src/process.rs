@@ -68,6 +68,15 @@ pub fn binary_with_ascend() -> &'static Path {
     BINARY.get_or_init(|| binary_with("ascend"))
 }
 
+/// As [`binary_with_cuda`], with the Mooncake engine.
+///
+/// # Panics
+/// As there.
+pub fn binary_with_mooncake() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| binary_with("mooncake"))
+}
+
 fn binary_with(backend: &str) -> PathBuf {
     let built = build(&[backend]).unwrap_or_else(|e| panic!("the haulier command could not be built: {e}"));
     // Cargo gives each selection of features the same name, and the next build takes it away.
