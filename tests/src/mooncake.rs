@@ -51,15 +51,16 @@ impl Master {
     /// # Panics
     /// Where it does not start.
     pub fn start(folder: &Path) -> Self {
-        Self::start_at(folder, free_port())
+        Self::start_at(folder, free_port(), &[])
     }
 
-    fn start_at(folder: &Path, port: u16) -> Self {
+    fn start_at(folder: &Path, port: u16, options: &[&str]) -> Self {
         let program = folder.join("mooncake_master");
         let mut command = Command::new(&program);
         command
             .args(["-rpc_address", "127.0.0.1", "-rpc_port", &port.to_string()])
             .args(["-metrics_port", &free_port().to_string()])
+            .args(options)
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let mut process =
@@ -84,7 +85,7 @@ impl Master {
     /// Starts another one in its place.
     pub fn restart(&mut self) {
         self.kill();
-        *self = Self::start_at(&self.folder, self.port);
+        *self = Self::start_at(&self.folder, self.port, &[]);
     }
 }
 
@@ -166,6 +167,15 @@ impl Trial {
     pub fn set(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.environment.push((name, value.into()));
         self
+    }
+
+    /// Starts the master anew, with these options.
+    ///
+    /// # Panics
+    /// Where it does not start.
+    pub fn restart_master(&mut self, options: &[&str]) {
+        self.master.kill();
+        self.master = Master::start_at(&self.folder, self.master.port, options);
     }
 
     /// Gives a command what it needs to load the library.

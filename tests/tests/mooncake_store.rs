@@ -1,6 +1,13 @@
 //! The Mooncake engine on the real library and the real master: what a store promises, with both transports. The Ascend
 //! runtime is simulated; no NPU takes part.
 
+use std::{
+    collections::BTreeSet,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
+
 use backend_ascend::AscendDevice;
 use backend_cpu::CpuDevice;
 use haulier::{
@@ -9,7 +16,7 @@ use haulier::{
 };
 use haulier_tests::{
     mooncake::{Trial, cluster, role},
-    world::bytes,
+    world::{bytes, marked, seed_of},
 };
 
 const MIB: u64 = 1 << 20;
@@ -124,5 +131,103 @@ fn a_store_keeps_its_promises_over_ascend() {
         return;
     }
     let Some(trial) = Trial::new("a_store_keeps_its_promises_over_ascend", "9.0.0", "ascend") else { return };
+    trial.run("client");
+}
+
+/// P54, P58: Mooncake tells everybody that all went well; the client finds out who stored.
+fn races() {
+    let client =
+        StoreClient::mooncake(CpuDevice::open().unwrap(), &cluster(512 * MIB), Options::default()).unwrap();
+    for (round, len) in [0usize, 100, 60_000, 70_000, 300_000].into_iter().cycle().take(30).enumerate() {
+        let key = format!("race/{round}");
+        let verdicts: Vec<Put> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
+                .map(|n| {
+                    // Of different lengths, so that what is read back of another's may not even fit.
+                    let (client, key) = (&client, &key);
+                    scope.spawn(move || client.put(key, &marked(n, 64 + len + n as usize)).unwrap())
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let stored: Vec<usize> = (0..8).filter(|&n| verdicts[n] == Put::Stored).collect();
+        assert_eq!(stored.len(), 1, "{verdicts:?}");
+        assert!(verdicts.iter().all(|put| matches!(put, Put::Stored | Put::AlreadyExists)), "{verdicts:?}");
+        assert_eq!(seed_of(&client.get(&key).unwrap()).unwrap(), stored[0] as u64);
+    }
+
+    // A value that is replaced again and again is whole, or for a moment not there.
+    for len in [50_000, 400_000] {
+        let (key, stop, mut seen) = (format!("replaced/{len}"), AtomicBool::new(false), BTreeSet::new());
+        thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                for n in 0.. {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    client.upsert(&key, &marked(n, len)).unwrap();
+                }
+            });
+            let mut target = vec![0; len];
+            while seen.len() < 40 {
+                match client.get_into(&key, &mut target) {
+                    Ok(_) => seen.insert(seed_of(&target).unwrap()),
+                    Err(Error::NotFound) => continue,
+                    Err(e) => panic!("{e}"),
+                };
+                match client.view(&key) {
+                    Ok(view) => seen.insert(seed_of(&view).unwrap()),
+                    Err(Error::NotFound) => continue,
+                    Err(e) => panic!("{e}"),
+                };
+            }
+            stop.store(true, Ordering::Relaxed);
+            writer.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn of_many_that_put_one_key_one_stores_it_and_no_reader_sees_half_a_value() {
+    if role().is_some() {
+        return races();
+    }
+    let test = "of_many_that_put_one_key_one_stores_it_and_no_reader_sees_half_a_value";
+    let Some(trial) = Trial::new(test, "9.0.0", "tcp") else { return };
+    trial.run("client");
+}
+
+/// P73: the master makes room after it has refused; what can never fit is an error.
+fn full() {
+    let options = Options { deadline: Duration::from_secs(20), ..Options::default() };
+    let client = StoreClient::mooncake(CpuDevice::open().unwrap(), &cluster(64 * MIB), options).unwrap();
+    let value = bytes(1, 1 << 20);
+    for n in 0..200 {
+        assert_eq!(client.put(&format!("v/{n}"), &value).unwrap(), Put::Stored, "{n}");
+    }
+    let keys: Vec<String> = (0..200).map(|n| format!("v/{n}")).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let there = client.batch_exists(&keys).into_iter().filter(|there| *there.as_ref().unwrap()).count();
+    assert!((1..64).contains(&there), "{there} of 64 MiB");
+    // Those that lost their body or their head can be put again.
+    for key in &keys[..20] {
+        assert!(matches!(client.put(key, &value).unwrap(), Put::Stored | Put::AlreadyExists));
+        assert_eq!(client.get(key).unwrap(), value);
+    }
+    let refused = client.put("large", &bytes(2, 80 << 20)).unwrap_err();
+    assert_eq!(refused.label(), "full", "{refused}");
+    assert!(refused.to_string().contains("[vendor code -200: no segment has room]"), "{refused}");
+    assert!(!client.exists("large").unwrap());
+}
+
+#[test]
+fn a_cluster_that_is_full_makes_room_and_says_so_where_it_cannot() {
+    if role().is_some() {
+        return full();
+    }
+    let test = "a_cluster_that_is_full_makes_room_and_says_so_where_it_cannot";
+    let Some(mut trial) = Trial::new(test, "9.0.0", "tcp") else { return };
+    // Short leases: what was just put may go.
+    trial.restart_master(&["-default_kv_lease_ttl", "100"]);
     trial.run("client");
 }

@@ -26,6 +26,9 @@ use crate::{
 /// Milliseconds between tries: the master evicts when a put finds no room, and does it after it has refused.
 const PATIENCE: [u64; 5] = [5, 20, 80, 200, 400];
 
+/// The longest pause before it is looked again whether another client's put has ended.
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+
 /// One value on its way.
 struct Item<D: Device> {
     slot: usize,
@@ -228,50 +231,70 @@ fn send<D: Device>(
             verdicts[i] = Err(refusal::error(e));
         }
     }
-    let todo = go_on(&verdicts);
     let object = |i: &usize, at: usize| {
         let item: &Item<D> = &items[*i];
         Object { name: item.head.clone(), addr: item.block.region().addr + at, len: item.head_len() }
     };
-    let heads: Vec<Object> = todo.iter().map(|i| object(i, 0)).collect();
-    for (i, sent) in todo.into_iter().zip(put_patiently(store, bound, &heads, deadline)) {
-        if let Err(e) = sent {
-            verdicts[i] = Err(refusal::error(e));
+    let mut todo = go_on(&verdicts);
+    let mut pause = Duration::from_millis(1);
+    while !todo.is_empty() {
+        let heads: Vec<Object> = todo.iter().map(|i| object(i, 0)).collect();
+        for (i, sent) in todo.iter().zip(put_patiently(store, bound, &heads, deadline)) {
+            if let Err(e) = sent {
+                verdicts[*i] = Err(refusal::error(e));
+            }
         }
-    }
-
-    let todo = go_on(&verdicts);
-    let back: Vec<Object> = todo.iter().map(|i| object(i, items[*i].head_len())).collect();
-    // SAFETY: the blocks are this job's, and their second halves nobody else's.
-    let back = unsafe { store.get(bound, &back) };
-    for (i, back) in todo.into_iter().zip(back) {
-        let item = &items[i];
-        let ours = match back {
-            Ok(len) => {
-                head::read(&item.block.bytes()[item.head_len()..][..len]).is_ok_and(|head| head.id == item.id)
+        todo.retain(|&i| verdicts[i].is_ok());
+        let back: Vec<Object> = todo.iter().map(|i| object(i, items[*i].head_len())).collect();
+        // SAFETY: the blocks are this job's, and their second halves nobody else's.
+        let back = unsafe { store.get(bound, &back) };
+        let mut again = Vec::new();
+        for (i, back) in todo.into_iter().zip(back) {
+            let item = &items[i];
+            let ours = match back {
+                Ok(len) => {
+                    let back = &item.block.bytes()[item.head_len()..][..len];
+                    head::read(back).is_ok_and(|head| head.id == item.id)
+                }
+                // Another put's head, which is longer: Mooncake finds the room too small.
+                Err(e) if e.vendor_code() == Some(refusal::TOO_SMALL) => false,
+                // Another put is under way, which Mooncake let ours give way to. It may yet come to nothing.
+                Err(e) if e.vendor_code() == Some(refusal::NOT_READY) => {
+                    again.push(i);
+                    continue;
+                }
+                Err(e) => {
+                    match refusal::error(e) {
+                        // Removed already.
+                        Error::NotFound => {}
+                        e => verdicts[i] = Err(e),
+                    }
+                    continue;
+                }
+            };
+            verdicts[i] = Ok(match (mode, ours) {
+                (Mode::Put, true) => Put::Stored,
+                (Mode::Put, false) => Put::AlreadyExists,
+                // Where another upsert has replaced it already, it was there for a moment.
+                (Mode::Upsert, _) if item.old.alive => Put::Replaced,
+                (Mode::Upsert, _) => Put::Stored,
+            });
+            let gone = if ours {
+                item.old.body.as_ref()
+            } else {
+                item.body.as_ref().map(|(object, _)| &object.name)
+            };
+            discard(store, bound, gone);
+        }
+        todo = again;
+        if !todo.is_empty() && deadline.left().is_some_and(|left| left <= pause) {
+            for i in todo.drain(..) {
+                verdicts[i] =
+                    Err(Error::Timeout { op: "waiting for another client's put of this key".into() });
             }
-            // Another put's head, which is longer: Mooncake finds the room too small.
-            Err(e) if e.vendor_code() == Some(refusal::TOO_SMALL) => false,
-            Err(e) => {
-                verdicts[i] = Err(match refusal::error(e) {
-                    // Removed already.
-                    Error::NotFound => continue,
-                    e => e,
-                });
-                continue;
-            }
-        };
-        verdicts[i] = Ok(match (mode, ours) {
-            (Mode::Put, true) => Put::Stored,
-            (Mode::Put, false) => Put::AlreadyExists,
-            // Where another upsert has replaced it already, it was there for a moment.
-            (Mode::Upsert, _) if item.old.alive => Put::Replaced,
-            (Mode::Upsert, _) => Put::Stored,
-        });
-        if !ours {
-            discard(store, bound, item.body.as_ref().map(|(object, _)| &object.name));
-        } else {
-            discard(store, bound, item.old.body.as_ref());
+        } else if !todo.is_empty() {
+            thread::sleep(pause);
+            pause = (2 * pause).min(PAUSE_MAX);
         }
     }
     for (item, verdict) in items.iter().zip(&verdicts) {

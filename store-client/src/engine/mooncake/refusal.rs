@@ -7,6 +7,8 @@ pub(crate) const BACKEND: &str = "mooncake";
 
 /// There is no object of this name.
 pub(crate) const NOT_FOUND: i32 = -704;
+/// Somebody's put of this name is under way.
+pub(crate) const NOT_READY: i64 = -703;
 /// Invalid parameters, which is also what a read into too little room is called.
 pub(crate) const TOO_SMALL: i64 = -600;
 /// No segment has room.
@@ -33,7 +35,7 @@ fn text(code: i64) -> &'static str {
         -700 => "invalid write",
         -701 => "invalid read",
         -702 => "invalid replica",
-        -703 => "replica is not ready",
+        NOT_READY => "replica is not ready",
         -704 => "object not found",
         -705 => "object exists",
         -706 => "object has a lease",
@@ -82,7 +84,8 @@ pub(crate) fn refusal<D: Device>(bound: &Bound<'_, D>, op: &'static str, code: i
 /// The store's word for the error, where it has one.
 pub(crate) fn error(e: Error) -> crate::Error {
     match e.vendor_code() {
-        Some(code) if code == i64::from(NOT_FOUND) => crate::Error::NotFound,
+        // What is being put is not there yet.
+        Some(code) if code == i64::from(NOT_FOUND) || code == NOT_READY => crate::Error::NotFound,
         Some(_) if e.backend() == BACKEND => crate::Error::Mooncake(e),
         _ => e.into(),
     }
