@@ -213,6 +213,16 @@ fn through_haulier() {
     assert_eq!(registrations(), own);
     assert_eq!(sim().freed_while_registered(), Ok(0));
 
+    // A part that is registered by itself keeps the whole from being so: that goes by staging.
+    let parted = upload(&device, &value);
+    let part = client.register_buffer(Payload::part(&parted, 4096, 4096).unwrap()).unwrap();
+    client.put("parted", &parted).unwrap();
+    assert_eq!(client.get("parted").unwrap(), value);
+    assert_eq!(registrations(), own + 1);
+    drop(part);
+    drop(parted);
+    assert_eq!(registrations(), own);
+
     // What is registered when the client goes, goes with it.
     let kept = upload(&device, &value);
     client.put("direct/3", &kept).unwrap();

@@ -155,7 +155,7 @@ impl<D: Device> Session<D> {
         Id(u128::from(self.nonce) << 64 | u128::from(self.puts.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// Registers memory until the guard is dropped; what is registered already is shared.
+    /// Registers memory until the guard is dropped; what is registered already, as a whole or in a larger piece, is shared.
     ///
     /// # Safety
     /// The memory must stay allocated until then.
@@ -164,7 +164,7 @@ impl<D: Device> Session<D> {
         bound: &Bound<'_, D>,
         region: Region,
     ) -> hal::Result<Arc<Guard<D>>> {
-        if let Some(guard) = self.covering(region).filter(|guard| guard.len == region.len) {
+        if let Some(guard) = self.covering(region) {
             return Ok(guard);
         }
         let registered =
@@ -187,7 +187,8 @@ impl<D: Device> Session<D> {
         (region.end() <= addr + len).then(|| guard.upgrade())?
     }
 
-    /// Registers a buffer once, until its memory is freed or the session ends. `None` where too many are.
+    /// Registers a buffer once, until its memory is freed or the session ends. `None` where too many are, or a part of it
+    /// is registered by itself.
     pub(crate) fn keep(
         self: &Arc<Self>,
         buffer: &hal::Keep<D>,
@@ -205,10 +206,16 @@ impl<D: Device> Session<D> {
             drop(owned);
             guard
         });
-        let guard = registered.and_then(|guard| guard.map_err(refusal::error));
-        let guard = guard.inspect_err(|_| {
-            self.kept.fetch_sub(1, Ordering::Relaxed);
-        })?;
+        let guard = match registered.and_then(|guard| guard.map_err(refusal::error)) {
+            Ok(guard) => guard,
+            Err(refused) => {
+                self.kept.fetch_sub(1, Ordering::Relaxed);
+                return match refused {
+                    Error::Device(e) if e.kind() == Kind::Overlap => Ok(None),
+                    e => Err(e),
+                };
+            }
+        };
         if guard.kept.swap(1, Ordering::Relaxed) == 0 {
             buffer.attach(Arc::clone(&guard));
         } else {
