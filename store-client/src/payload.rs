@@ -83,8 +83,8 @@ macro_rules! span_type {
             ///
             /// # Safety
             #[doc = concat!("The memory must stay allocated, and nobody but queued work on the named streams may ", $verb)]
-            /// until the call has returned. After a [`Error::Timeout`] of device memory the driver may still be at it:
-            /// keep the memory until the client is closed.
+            /// until the call has returned. After a [`Error::Timeout`] of device memory, or of memory that is registered
+            /// with a Mooncake cluster, the driver may still be at it: keep the memory until the client is closed.
             pub unsafe fn raw(addr: usize, len: usize) -> Self {
                 Self::new(addr, len, Origin::Raw, Order::Current)
             }

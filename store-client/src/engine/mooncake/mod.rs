@@ -443,7 +443,9 @@ impl<D: Device> Engine<D> for MooncakeEngine<D> {
 
 impl<D: Device> Drop for MooncakeEngine<D> {
     fn drop(&mut self) {
-        self.session.get_mut().take();
+        if self.session.get_mut().take().is_some_and(|session| !session.is_ours()) {
+            return;
+        }
         // A process that ends in the middle would leave its memory in the master's books for a while.
         let _ = self.left.get_mut().recv_timeout(LEAVE);
     }

@@ -5,6 +5,7 @@ use std::{
     fmt,
     hash::{BuildHasher, Hasher},
     mem::ManuallyDrop,
+    process,
     sync::{
         Arc, Weak,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -55,6 +56,8 @@ impl Went {
 }
 
 pub(crate) struct Session<D: Device> {
+    /// The process that joined: a forked child has neither its threads nor its connections.
+    process: u32,
     workers: Arc<Workers<D>>,
     /// Taken by `drop` alone.
     store: ManuallyDrop<Store>,
@@ -110,6 +113,7 @@ impl<D: Device> Session<D> {
             // SAFETY: the session deregisters it before it lets go of the pool.
             unsafe { store.register(bound, region.addr, region.len) }?;
             Ok(Ok(Arc::new(Session {
+                process: process::id(),
                 workers: own,
                 store: ManuallyDrop::new(store),
                 staging,
@@ -145,6 +149,11 @@ impl<D: Device> Session<D> {
             Kind::Timeout => Error::Timeout { op: op.into() },
             _ => e.into(),
         })
+    }
+
+    /// Whether this is the process that joined.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.process == process::id()
     }
 
     pub(crate) fn store(&self) -> &Store {
@@ -264,6 +273,9 @@ impl<D: Device> Session<D> {
 impl<D: Device> Drop for Session<D> {
     /// Leaves the cluster on a bound thread of its own: it may take seconds, and whoever was last must not wait.
     fn drop(&mut self) {
+        if !self.is_ours() {
+            return;
+        }
         // SAFETY: nothing uses it after this.
         let store = unsafe { ManuallyDrop::take(&mut self.store) };
         let device = self.workers.device().clone();
@@ -336,6 +348,9 @@ impl<D: Device> Drop for Guard<D> {
         else {
             return;
         };
+        if !session.is_ours() {
+            return;
+        }
         session.kept.fetch_sub(*self.kept.get_mut(), Ordering::Relaxed);
         let addr = self.addr;
         let given_back = session.run("unregister", Deadline::after(LET_GO), move |session, bound| {
