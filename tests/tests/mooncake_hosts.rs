@@ -390,3 +390,63 @@ fn a_call_of_mooncakes_that_hangs_holds_nobody_beyond_the_deadline() {
         }
     }
 }
+
+/// P58: nothing of the value is ever seen, and its key is free again when the master gives the put up.
+#[test]
+fn a_writer_that_is_killed_in_the_middle_of_a_put_leaves_nothing() {
+    const TEST: &str = "a_writer_that_is_killed_in_the_middle_of_a_put_leaves_nothing";
+    match role().as_deref() {
+        Some("holder") => {
+            let _client = client(64 * MIB);
+            sign("holds");
+            wait_for_sign("done");
+        }
+        Some(writer) if writer.starts_with("writer") => {
+            wait_for_sign("holds");
+            let client = client(0);
+            sign(&format!("{writer} joined"));
+            wait_for_sign("frozen");
+            // The holder does not take the bytes; this process is killed meanwhile.
+            let value = if writer == "writer of small" { bytes(1, 100) } else { bytes(1, 1 << 20) };
+            let _ = client.put(writer, &value);
+        }
+        Some(_) => {
+            wait_for_sign("holds");
+            let client = client(0);
+            wait_for_sign("killed");
+            for key in ["writer of small", "writer of large"] {
+                assert!(!client.exists(key).unwrap());
+                assert!(matches!(client.get(key), Err(Error::NotFound)));
+                let start = Instant::now();
+                assert_eq!(client.put(key, &bytes(2, 200)).unwrap(), Put::Stored);
+                tell(format_args!("{key}: put again after {:?}", start.elapsed()));
+                assert_eq!(client.get(key).unwrap(), bytes(2, 200));
+            }
+            sign("done");
+        }
+        None => {
+            let Some(mut trial) = Trial::new(TEST, "9.0.0", "tcp") else { return };
+            trial.restart_master(&[
+                "-put_start_discard_timeout_sec",
+                "3",
+                "-put_start_release_timeout_sec",
+                "5",
+            ]);
+            let (holder, user) = (trial.start("holder"), trial.start("user"));
+            let mut writers = ["writer of small", "writer of large"].map(|role| trial.start(role));
+            trial.wait_for("writer of small joined");
+            trial.wait_for("writer of large joined");
+            holder.freeze();
+            trial.sign("frozen");
+            thread::sleep(Duration::from_secs(1));
+            for writer in &mut writers {
+                assert!(writer.ended().is_none(), "it is at its put");
+                writer.kill();
+            }
+            holder.thaw();
+            trial.sign("killed");
+            show(&trial.finish("user", user).said);
+            trial.finish("holder", holder);
+        }
+    }
+}

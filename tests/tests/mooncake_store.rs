@@ -105,6 +105,14 @@ fn tenants(client: StoreClient<CpuDevice>) {
     other.put("axb", &bytes(9, 90_000)).unwrap();
     assert_eq!(other.remove_by_prefix("a.").unwrap(), 1);
     assert_eq!(other.get("axb").unwrap(), bytes(9, 90_000));
+    // Neither the beginning of a key nor that of a namespace leads into another tenant.
+    let nested = Options { namespace: "a/b".into(), ..Options::default() };
+    let nested = StoreClient::mooncake(client.device().clone(), &cluster(0), nested).unwrap();
+    nested.put("k", &bytes(5, 5)).unwrap();
+    other.put("b/k", &bytes(6, 6)).unwrap();
+    assert_eq!((nested.get("k").unwrap(), other.get("b/k").unwrap()), (bytes(5, 5), bytes(6, 6)));
+    assert_eq!(other.remove_by_prefix("b/").unwrap(), 1);
+    assert_eq!(nested.clear().unwrap(), 1);
     assert_eq!(client.clear().unwrap(), 9);
     assert!(!client.exists("a/1").unwrap());
     assert_eq!(other.get("a/1").unwrap(), bytes(9, 9));
