@@ -129,7 +129,9 @@ impl<D: Device> StoreClient<D> {
     /// - There are no [`list`](Self::list), [`stat`](Self::stat), [`alloc`](Self::alloc), [`pin`](Self::pin): Mooncake's C ABI has
     ///   nothing for them, and they answer [`Error::Unsupported`].
     /// - Namespaces keep honest tenants apart, as the beginnings of names: Mooncake has no access control.
-    /// - After a put that timed out Mooncake may still store the value.
+    /// - After a put that timed out Mooncake may still store the value. A client that dies in the middle of one keeps its key
+    ///   from others until the master gives the put up (30 seconds by default).
+    /// - When the last clone goes it waits for the cluster to be left, at most 5 seconds.
     ///
     /// *Errors*: [`Error::Device`] where the library, or a function of it, is missing, or a worker cannot be bound;
     /// [`Error::Mooncake`] with the code where the cluster cannot be joined; [`Error::Timeout`].

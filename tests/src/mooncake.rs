@@ -197,6 +197,13 @@ impl Trial {
         }
     }
 
+    /// As [`prepare`](Self::prepare), for a command that finds the library on the loader's search path.
+    pub fn prepare_to_search(&self, command: &mut Command) {
+        self.prepare(command);
+        let folders = [self.stand_ins.path(), &self.folder];
+        command.env_remove(LIBRARY).env("LD_LIBRARY_PATH", env::join_paths(folders).expect("folders"));
+    }
+
     /// Starts Mooncake's own client, which holds values in this much memory of its.
     ///
     /// # Panics

@@ -97,6 +97,21 @@ fn a_model_goes_through_a_cluster_from_one_process_to_another() {
     let rows: Vec<serde_json::Value> = serde_json::from_str(&said).unwrap();
     assert!(rows.len() >= 5 && rows.iter().all(|row| row["path"] == "mooncake"), "{said}");
 
+    // Where the library lies on the loader's path nothing has to name it; where what it needs is not there, that is told.
+    let mut searching = Command::new(binary_with_mooncake());
+    trial.prepare_to_search(&mut searching);
+    let stat = ["--engine", "mooncake", "--mooncake-master", &trial.master.address(), "stat"];
+    assert!(searching.args(stat).output().unwrap().status.success());
+    let mut without_cann = Command::new(binary_with_mooncake());
+    trial.prepare(&mut without_cann);
+    let output = without_cann.env_remove("LD_LIBRARY_PATH").args(["--json"]).args(stat).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains(r#""kind":"not_present""#) && said.contains("libascendcl.so: cannot open"),
+        "{said}"
+    );
+
     trial.master.kill();
     let (_, said) = haulier(&trial, &["--timeout", "2", "stat"], 5);
     assert!(said.contains("does a master listen there?"), "{said}");

@@ -83,7 +83,13 @@ fn semantics<D: Device>(device: D) -> StoreClient<D> {
         assert_eq!(client.view_tensor(key).unwrap().spec(), &tensor.spec);
     }
 
-    assert_eq!(client.remove_by_prefix("b/").unwrap(), 2);
+    for (n, shape) in [&[][..], &[0], &[0, 7], &[3, 0, 2]].into_iter().enumerate() {
+        let (key, value) = (format!("b/empty/{n}"), bytes(n as u64, if shape.is_empty() { 4 } else { 0 }));
+        client.put_tensor(&key, &TensorRef::new(Dtype::F32, shape, &value).unwrap()).unwrap();
+        let tensor = client.get_tensor(&key).unwrap();
+        assert_eq!((&tensor.spec.shape[..], &tensor.bytes), (shape, &value));
+    }
+    assert_eq!(client.remove_by_prefix("b/").unwrap(), 6);
     for refused in [
         client.list("").map(drop),
         client.stat().map(drop),
