@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dummy::{Blue, Red, Stream, current};
+use dummy::{Blue, Red, Stream, current, freed};
 use hal::{
     Bound, BufferId, Deadline, Device, DeviceExt, Error, IpcHandle, Kind, Region, Result, Token, Workers,
 };
@@ -418,4 +418,25 @@ fn a_call_runs_bound_from_any_thread_with_the_stream_that_was_named() {
         let panic = catch_unwind(AssertUnwindSafe(|| device.bound(|_| -> Result<()> { panic!("as told") })));
         assert!(panic.is_err());
     }
+}
+
+#[test]
+fn what_is_attached_to_a_buffer_goes_right_before_its_memory() {
+    struct Guard(mpsc::Sender<usize>);
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            self.0.send(freed()).unwrap();
+        }
+    }
+    let (told, tells) = mpsc::channel();
+    let mut buffer = Red::new(0).buffer(1).unwrap();
+    buffer.keep().attach(Guard(told.clone()));
+    buffer.keep().attach(Guard(told));
+    assert!(buffer.allocation_mut().is_some(), "it keeps nobody from the memory");
+    let keep = buffer.keep();
+    drop(buffer);
+    assert!(tells.try_recv().is_err(), "the memory is kept");
+    drop(keep);
+    assert_eq!(tells.iter().collect::<Vec<_>>(), [0, 0]);
+    assert_eq!(freed(), 1);
 }

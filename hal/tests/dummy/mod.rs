@@ -21,6 +21,12 @@ use hal::{
 
 thread_local! {
     static CURRENT: Cell<Option<DeviceUuid>> = const { Cell::new(None) };
+    static FREED: Cell<usize> = const { Cell::new(0) };
+}
+
+/// How many allocations were freed on the calling thread.
+pub(crate) fn freed() -> usize {
+    FREED.get()
 }
 
 /// What the "driver" says is current on the calling thread.
@@ -102,6 +108,12 @@ pub(crate) struct Stream(pub(crate) u32);
 
 #[derive(Debug)]
 pub(crate) struct Piece(Region);
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        FREED.set(FREED.get() + 1);
+    }
+}
 
 impl Memory for Piece {
     fn region(&self) -> Region {
