@@ -15,6 +15,9 @@ pub(crate) enum Engine {
     Mooncake,
 }
 
+/// The options of what this build does not have are not shown.
+const HIDDEN: bool = cfg!(not(feature = "mooncake"));
+
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Mooncake, with --engine mooncake")]
 pub(crate) struct Args {
@@ -34,6 +37,8 @@ pub(crate) struct Args {
     #[arg(
         long,
         global = true,
+        hide_short_help = true,
+        hide = HIDDEN,
         env = "HAULIER_MOONCAKE_MASTER",
         hide_env_values = true,
         value_name = "HOST:PORT"
@@ -41,35 +46,89 @@ pub(crate) struct Args {
     mooncake_master: Option<String>,
 
     /// The metadata server
-    #[arg(long, global = true, value_name = "ADDRESS", default_value = "P2PHANDSHAKE")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        hide = HIDDEN,
+        value_name = "ADDRESS",
+        default_value = "P2PHANDSHAKE"
+    )]
     mooncake_metadata: String,
 
     /// This host, as the others reach it
-    #[arg(long, global = true, value_name = "HOST", default_value = "127.0.0.1")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        hide = HIDDEN,
+        value_name = "HOST",
+        default_value = "127.0.0.1"
+    )]
     mooncake_host: String,
 
     /// The transport: tcp, ascend, rdma
-    #[arg(long, global = true, value_name = "NAME", default_value = "tcp")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        hide = HIDDEN,
+        value_name = "NAME",
+        default_value = "tcp"
+    )]
     mooncake_protocol: String,
 
     /// The backend whose first device the client works on, such as ascend [default: host memory]
-    #[arg(long, global = true, value_name = "NAME")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        hide = HIDDEN,
+        value_name = "NAME"
+    )]
     mooncake_backend: Option<String>,
 
     /// Memory of this process that the cluster may use while it runs
-    #[arg(long, global = true, value_name = "SIZE", default_value = "0")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        hide = HIDDEN,
+        value_name = "SIZE",
+        default_value = "0"
+    )]
     mooncake_segment: Size,
 
     /// Mooncake's own buffer
-    #[arg(long, global = true, value_name = "SIZE", default_value = "16MiB")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        hide = HIDDEN,
+        value_name = "SIZE",
+        default_value = "16MiB"
+    )]
     mooncake_buffer: Size,
 
     /// Registered memory that values go through
-    #[arg(long, global = true, value_name = "SIZE", default_value = "128MiB")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        hide = HIDDEN,
+        value_name = "SIZE",
+        default_value = "128MiB"
+    )]
     mooncake_staging: Size,
 
     /// The library [default: $HAULIER_MOONCAKE, else libmooncake_store.so of the loader's search path]
-    #[arg(long, global = true, value_name = "PATH")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        hide = HIDDEN,
+        value_name = "PATH"
+    )]
     mooncake_library: Option<PathBuf>,
 }
 

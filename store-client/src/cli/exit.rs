@@ -24,7 +24,7 @@ Exit codes:
     0  done
     1  refused: a key was not found, exists already, the store is full, bytes differ, ...
     2  the command line is wrong
-    3  no node or Mooncake master answers, or it went away before it answered
+    3  no node answers at the socket, or no Mooncake master, or it went away before it answered
     4  an input file is missing or not what it should be
     5  the time was up
   130  ended by a signal before it was done
