@@ -19,7 +19,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::{self, Receiver},
     },
     time::Duration,
@@ -125,6 +125,8 @@ impl Mooncake {
 pub(crate) struct MooncakeEngine<D: Device> {
     names: Names,
     device_memory: bool,
+    /// Whether it was told that device memory goes by staging.
+    warned: AtomicBool,
     /// None once it is closed.
     session: RwLock<Option<Arc<Session<D>>>>,
     /// Hears when the cluster has been left.
@@ -173,6 +175,7 @@ impl<D: Device> MooncakeEngine<D> {
         Ok(MooncakeEngine {
             names: Names::new(namespace),
             device_memory: mooncake.device_memory,
+            warned: AtomicBool::new(false),
             session: RwLock::new(Some(session)),
             left: Mutex::new(left),
         })
@@ -212,6 +215,10 @@ impl<D: Device> MooncakeEngine<D> {
                 let way = Way::Direct { addr: region.addr, _guard: guard, _keep: keep.cloned() };
                 return Ok(Some(way));
             }
+        }
+        if region.place != Place::Host && !self.warned.swap(true, Ordering::Relaxed) {
+            let reason = if reachable { "it is not registered" } else { "the transport does not reach it" };
+            tracing::warn!(reason, "device memory goes by staging");
         }
         Ok(match session.block_at_once(len) {
             Some(block) => Some(Way::Staged(block)),
