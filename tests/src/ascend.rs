@@ -141,7 +141,7 @@ impl AscendFixture {
     /// The device with this id of the two.
     ///
     /// # Panics
-    /// Where [`install`] was not called.
+    /// Where [`install()`] was not called.
     pub fn new(logical: u32) -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock();

@@ -72,6 +72,22 @@ fn a_value_is_read_while_the_daemon_cannot_answer() {
     assert!(matches!(client.view("absent"), Err(Error::NotFound)));
 }
 
+/// Its put may still be carried out, and one client's calls are answered in their order.
+#[test]
+fn a_read_does_not_overtake_a_put_of_the_same_client_that_timed_out() {
+    let daemon = Serve::pool("64MiB").start();
+    let client = daemon.client();
+    for round in 0..20 {
+        client.upsert("key", b"old").unwrap();
+        assert_eq!(client.view("key").unwrap()[..], *b"old");
+        daemon.process.freeze();
+        let late = client.with_deadline(Duration::from_millis(20)).upsert("key", b"new");
+        assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+        daemon.process.thaw();
+        assert_eq!(client.view("key").unwrap()[..], *b"new", "round {round}");
+    }
+}
+
 /// What is read without a question is counted all the same, also that of a client that has left.
 #[test]
 fn reads_without_a_question_are_counted() {

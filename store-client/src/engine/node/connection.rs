@@ -114,6 +114,8 @@ pub(super) struct Connection {
     writable: RwLock<HashMap<u64, Arc<Mapping>>>,
     /// No more requests.
     ended: AtomicBool,
+    /// A request that was given up may still be carried out.
+    behind: AtomicBool,
 }
 
 /// What a request in progress uses. The buffers are reused.
@@ -204,6 +206,7 @@ impl Connection {
             readable: RwLock::default(),
             writable: RwLock::default(),
             ended: AtomicBool::new(false),
+            behind: AtomicBool::new(false),
         };
         let hello = Request::Hello { version: VERSION, namespace: &origin.namespace, device: origin.device };
         let (instance, imports) = connection.call(hello, &[], deadline, |reply, _| match reply {
@@ -248,6 +251,11 @@ impl Connection {
     /// What it takes to read without requests; none where each value must be asked for.
     pub(super) fn lookup(&self) -> Option<&Lookup> {
         self.lookup.as_ref()
+    }
+
+    /// Whether a request that was given up has not been answered yet. Reads without a request would overtake it.
+    pub(super) fn is_behind(&self) -> bool {
+        self.behind.load(Ordering::Acquire)
     }
 
     /// Whether no more requests can be made.
@@ -296,6 +304,7 @@ impl Connection {
         if let Err(Fault::Timeout { .. }) = outcome {
             line.given_up.push(id);
         }
+        self.behind.store(!line.given_up.is_empty(), Ordering::Release);
         outcome
     }
 

@@ -85,7 +85,7 @@ pub(super) struct Found {
 impl Found {
     /// Finds a key and takes a hold on its value. None says nothing about the key: the daemon is to be asked.
     pub(super) fn take(connection: &Arc<Connection>, key: &str) -> Option<Self> {
-        let lookup = connection.lookup().filter(|lookup| lookup.is_ours())?;
+        let lookup = connection.lookup().filter(|lookup| lookup.is_ours() && !connection.is_behind())?;
         let IndexInfo { seed, space, .. } = lookup.info;
         let hash = index::hash(seed, space, key);
         let lives = || lookup.lives() && !connection.has_ended();
