@@ -723,6 +723,27 @@ fn a_client_that_is_given_up_keeps_what_it_has_mapped_until_it_ends() {
     }
 }
 
+/// The word at 0 says how far the requests have come.
+#[test]
+fn a_client_that_scribbles_over_its_ring_is_given_up_and_harms_nobody() {
+    for (at, word) in [(0, u64::MAX), (0, 1), (0, 1 << 40), (0, 8)] {
+        let daemon = Daemon::start();
+        let (mut lost, mut other) = (daemon.client(), daemon.client());
+        lost.grant(4096);
+        lost.ask(Request::Ring);
+        let ring = lost.fds.remove(0);
+        rustix::io::pwrite(&ring, &word.to_le_bytes(), at).unwrap();
+        // The bell, for the daemon sleeps.
+        lost.socket.send(&[1], &[], soon()).unwrap();
+        assert!(lost.is_ended(), "{word:#x} at {at}");
+        other.put("k", b"value").unwrap();
+        assert_eq!(other.inline("k").unwrap(), b"value");
+        assert_eq!(daemon.metric("haulier_clients "), 2, "it still has its seat");
+        drop(lost);
+        within_a_second("its memory is free", || daemon.store.stat().granted == 0);
+    }
+}
+
 #[test]
 fn a_client_that_was_given_up_does_not_keep_the_daemon_from_ending() {
     let mut daemon = Daemon::start();

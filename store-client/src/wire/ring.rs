@@ -326,3 +326,219 @@ impl Drop for Shared {
         debug_assert!(outcome.is_ok());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        collections::VecDeque,
+        sync::atomic::AtomicBool,
+        thread,
+        time::{Duration, Instant},
+    };
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The daemon's end and the client's.
+    fn pair() -> (Ring, Ring) {
+        let (node, file) = Ring::create().unwrap();
+        let client = Ring::open(&file).unwrap();
+        (node, client)
+    }
+
+    fn message(seed: usize, len: usize) -> Vec<u8> {
+        (0..len).map(|i| (i * 31 + seed * 7) as u8).collect()
+    }
+
+    fn buffer() -> Vec<u8> {
+        vec![0; MESSAGE_MAX]
+    }
+
+    fn is_invalid<T: std::fmt::Debug>(outcome: io::Result<T>) -> bool {
+        matches!(&outcome, Err(e) if e.kind() == io::ErrorKind::InvalidData)
+    }
+
+    fn lengths() -> impl Strategy<Value = usize> {
+        prop_oneof![
+            8 => 1..300usize,
+            2 => 1..=MESSAGE_MAX,
+            1 => Just(MESSAGE_MAX),
+            1 => FAR - 16..FAR + 16,
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn messages_arrive_whole_and_in_order_however_pushes_and_takes_interleave(
+            steps in prop::collection::vec((lengths(), any::<bool>(), 0..4usize), 1..200)
+        ) {
+            let (mut node, mut client) = pair();
+            let mut under_way = VecDeque::new();
+            let mut buf = buffer();
+            for (seed, (len, beside, takes)) in steps.into_iter().enumerate() {
+                let fits = client.room(len).unwrap().is_some();
+                prop_assert_eq!(client.push(&message(seed, len), beside).unwrap(), fits);
+                if fits {
+                    under_way.push_back((message(seed, len), beside));
+                }
+                prop_assert!(fits || !under_way.is_empty(), "an empty ring has room");
+                prop_assert_eq!(node.is_ready(), !under_way.is_empty());
+                for _ in 0..takes {
+                    let record = node.take(&mut buf).unwrap();
+                    match (record, under_way.pop_front()) {
+                        (None, None) => {}
+                        (Some(Record { len, beside }), Some(wanted)) => {
+                            prop_assert_eq!((&buf[..len], beside), (&wanted.0[..], wanted.1));
+                        }
+                        (record, wanted) => prop_assert!(false, "{record:?} for {}", wanted.is_some()),
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_message_is_not_pushed() {
+        let (mut node, _client) = pair();
+        for len in [0, MESSAGE_MAX + 1] {
+            assert_eq!(node.push(&vec![1; len], false).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        }
+    }
+
+    #[test]
+    fn a_message_counts_as_taken_when_it_is() {
+        let (mut node, mut client) = pair();
+        client.push(b"one", false).unwrap();
+        client.push(b"two", false).unwrap();
+        let mut buf = buffer();
+        for taken in [false, true] {
+            assert!(!client.was_taken());
+            node.take(&mut buf).unwrap().unwrap();
+            assert_eq!(client.was_taken(), taken);
+            if taken {
+                break;
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_could_not_be_touched_safely_is_refused() {
+        let file = |len: usize, seals| {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let file = rustix::fs::memfd_create("haulier-ring-test", flags).unwrap();
+            rustix::fs::ftruncate(&file, len as u64).unwrap();
+            rustix::fs::fcntl_add_seals(&file, seals).unwrap();
+            file
+        };
+        assert!(is_invalid(Ring::open(&file(LEN, SealFlags::GROW))));
+        assert!(is_invalid(Ring::open(&file(LEN - 4096, SealFlags::SHRINK))));
+        assert!(Ring::open(&file(LEN, SealFlags::SHRINK)).is_ok());
+    }
+
+    #[test]
+    fn an_impossible_position_of_the_producer_is_an_error() {
+        for written in [u64::MAX, 1, 7, CAPACITY as u64 + 8, 1 << 63] {
+            let (mut node, client) = pair();
+            client.shared.word(client.out.written).store(written, Ordering::Relaxed);
+            assert!(is_invalid(node.take(&mut buffer())), "{written}");
+        }
+        // One that goes back has written a great deal.
+        let (mut node, mut client) = pair();
+        client.push(&message(1, 100), false).unwrap();
+        node.take(&mut buffer()).unwrap().unwrap();
+        client.shared.word(client.out.written).store(0, Ordering::Relaxed);
+        assert!(is_invalid(node.take(&mut buffer())));
+    }
+
+    #[test]
+    fn an_impossible_position_of_the_consumer_is_an_error() {
+        // More than was written, by little or much.
+        for read in [2 * CAPACITY as u64, 1 << 63, u64::MAX - (1 << 32)] {
+            let (node, mut client) = pair();
+            while client.push(&message(1, MESSAGE_MAX), false).unwrap() {}
+            node.shared.word(node.inward.read).store(read, Ordering::Relaxed);
+            assert!(is_invalid(client.push(&message(1, MESSAGE_MAX), false)), "{read}");
+        }
+    }
+
+    #[test]
+    fn an_impossible_record_is_an_error() {
+        let longest = MESSAGE_MAX as u64;
+        for head in [0, longest + 1, BESIDE, BESIDE | (longest + 1), u64::MAX - 1, 1 << 33, 1 << 63] {
+            let (mut node, mut client) = pair();
+            client.push(b"honest", false).unwrap();
+            client.shared.lane(client.out)[0].store(head, Ordering::Relaxed);
+            assert!(is_invalid(node.take(&mut buffer())), "{head:#x}");
+        }
+        // Longer than what was written, and a way back to the start that leads to another one.
+        for head in [200, REWIND] {
+            let (mut node, mut client) = pair();
+            client.push(b"honest", false).unwrap();
+            client.shared.lane(client.out)[0].store(head, Ordering::Relaxed);
+            assert!(is_invalid(node.take(&mut buffer())), "{head:#x}");
+        }
+        // Beyond the end of the lane.
+        let (mut node, mut client) = pair();
+        for len in [MESSAGE_MAX, MESSAGE_MAX - 4096] {
+            client.push(&message(1, len), false).unwrap();
+            node.take(&mut buffer()).unwrap().unwrap();
+        }
+        let at = offset(client.written);
+        client.written = client.written + CAPACITY as u64 - at as u64 - 8;
+        node.read = client.written;
+        client.shared.lane(client.out)[offset(client.written) / WORD].store(64, Ordering::Relaxed);
+        client.shared.word(client.out.written).store(client.written + 80, Ordering::Relaxed);
+        assert!(is_invalid(node.take(&mut buffer())));
+    }
+
+    /// Whatever it reads, the honest side gets garbled messages or an error, and touches nothing else.
+    #[test]
+    fn a_peer_that_scribbles_all_the_time_does_no_more_than_garble() {
+        let (node, file) = Ring::create().unwrap();
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let scribbler = Ring::open(&file).unwrap();
+            let over = &over;
+            scope.spawn(move || {
+                let mut random = 0x9e37_79b9_7f4a_7c15u64;
+                while !over.load(Ordering::Relaxed) {
+                    random ^= random << 13;
+                    random ^= random >> 7;
+                    random ^= random << 17;
+                    // The words of the head and the first records, with numbers that are nearly right among others.
+                    let at = match random % 3 {
+                        0 => (random >> 8) as usize % (6 * APART / WORD),
+                        1 => (HEAD + (random >> 8) as usize % 4096) / WORD,
+                        _ => (random >> 8) as usize % (LEN / WORD),
+                    };
+                    let value = if random & 1 << 60 == 0 { random >> 40 & !7 } else { random };
+                    scribbler.shared.words()[at].store(value, Ordering::Relaxed);
+                }
+            });
+            let (mut ring, mut buf) = (node, buffer());
+            let (mut garbled, mut refused) = (0, 0);
+            let end = Instant::now() + Duration::from_millis(300);
+            while Instant::now() < end {
+                for outcome in [ring.push(&[7; 200], false).map(|_| None), ring.take(&mut buf)] {
+                    match outcome {
+                        Ok(Some(record)) => {
+                            assert!((1..=MESSAGE_MAX).contains(&record.len));
+                            garbled += 1;
+                        }
+                        Ok(None) => {}
+                        Err(e) => {
+                            assert_eq!(e.kind(), io::ErrorKind::InvalidData);
+                            refused += 1;
+                        }
+                    }
+                }
+                ring.was_taken();
+                ring.must_ring();
+            }
+            over.store(true, Ordering::Relaxed);
+            assert!(garbled + refused > 0, "the scribbler was never met");
+        });
+    }
+}

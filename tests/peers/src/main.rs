@@ -37,7 +37,7 @@ const BATCHES: [Shape; 2] = [Shape { values: 400, bytes: 4 << 10 }, Shape { valu
 /// Servers are started on Unix sockets or in a network namespace with nothing but loopback, and end with this process,
 /// however that ends. A peer that cannot be had is named in the table with the reason.
 #[derive(Debug, Parser)]
-#[command(name = "haulier-compare")]
+#[command(name = "haulier-compare", args_override_self = true)]
 struct Args {
     /// Fewer and shorter rounds: at most some 5 minutes
     #[arg(long)]
