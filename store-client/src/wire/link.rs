@@ -327,7 +327,7 @@ mod tests {
         let pause = |turn: usize| {
             let start = Instant::now();
             let pause = Duration::from_nanos((turn as u64 * 7919) % 120_000);
-            while turn % 3 == 0 && start.elapsed() < pause {
+            while turn.is_multiple_of(3) && start.elapsed() < pause {
                 hint::spin_loop();
             }
         };
