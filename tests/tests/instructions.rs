@@ -53,10 +53,10 @@ fn each(workload: &Path, operation: &str, times: u64) -> u64 {
 #[test]
 fn small_operations_take_no_more_instructions_than_they_did() {
     let workload = workload();
-    let copy = each(&workload, "memcpy", 500);
+    let copy = each(&workload, "memcpy", 1000);
     let mut counts = BTreeMap::new();
     for (operation, copies) in [("put", 1), ("get_into", 1), ("view", 0)] {
-        counts.insert(operation, each(&workload, operation, 500) - copies * copy);
+        counts.insert(operation, each(&workload, operation, 1000) - copies * copy);
     }
     counts.insert("batch_get_into", each(&workload, "batch_get_into", 5) - VALUES * copy);
     // Each time the batch is removed, so that it can be put again.
