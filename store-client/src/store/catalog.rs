@@ -115,9 +115,7 @@ impl Catalog {
         if parking.parked.is_empty() {
             return false;
         }
-        fence(Ordering::SeqCst);
-        let ids: HashSet<u64> =
-            self.readers.read().marks.iter().flat_map(|marks| marks.holds().ids()).collect();
+        let ids = self.held();
         let (held, free): (Vec<_>, Vec<_>) =
             mem::take(&mut parking.parked).into_iter().partition(|parked| ids.contains(&parked.id));
         *parking = Parking { most: MOST.max(2 * held.len()), parked: held };
@@ -130,6 +128,12 @@ impl Catalog {
     fn is_held(&self, id: u64) -> bool {
         fence(Ordering::SeqCst);
         self.readers.read().marks.iter().any(|marks| marks.holds().contain(id))
+    }
+
+    /// The same for all values at once.
+    fn held(&self) -> HashSet<u64> {
+        fence(Ordering::SeqCst);
+        self.readers.read().marks.iter().flat_map(|marks| marks.holds().ids()).collect()
     }
 
     fn park(&self, parked: Parked) {
@@ -179,6 +183,27 @@ impl Drop for Reader {
     }
 }
 
+/// What clients hold, for somebody who asks about many values in a row. To go through all holds for each value would take
+/// the product of their numbers, so after a few it is done once for all. What is held from then on is not seen.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    asked: usize,
+    ids: Option<HashSet<u64>>,
+}
+
+/// So many questions cost about as much as to collect what is held.
+const FEW: usize = 16;
+
+impl Held {
+    fn contains(&mut self, catalog: &Catalog, id: u64) -> bool {
+        if self.asked < FEW {
+            self.asked += 1;
+            return catalog.is_held(id);
+        }
+        self.ids.get_or_insert_with(|| catalog.held()).contains(&id)
+    }
+}
+
 /// A value's part in a catalog.
 #[derive(Debug)]
 pub(super) struct Listing {
@@ -225,8 +250,8 @@ impl Listing {
     }
 
     /// Whether a client holds it without the daemon's knowledge, so that to evict it would free nothing.
-    pub(super) fn is_held(&self) -> bool {
-        self.slot().is_some() && self.catalog.is_held(self.id)
+    pub(super) fn is_among(&self, held: &mut Held) -> bool {
+        self.slot().is_some() && held.contains(&self.catalog, self.id)
     }
 
     /// Whether a client has read it since this was last asked.
@@ -245,7 +270,7 @@ impl Listing {
     pub(super) fn outlive(&self, extent: &mut Extent, charge: &mut Charge) {
         // It has been withdrawn by whoever took it out of the store's index; a store that ends takes nothing out.
         self.withdraw();
-        if self.is_held() {
+        if self.slot().is_some() && self.catalog.is_held(self.id) {
             let (extent, charge) = (extent.take(), charge.take());
             self.catalog.park(Parked { id: self.id, _extent: extent, _charge: charge });
         }

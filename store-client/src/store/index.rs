@@ -5,6 +5,7 @@ use std::{cmp::Ordering, sync::Arc};
 use lru::LruCache;
 
 use super::{
+    catalog::Held,
     object::Object,
     space::{Entry, Mode, Put},
 };
@@ -109,13 +110,17 @@ impl Index {
     /// Such values move to the young end when they are met, so that they are not met again by each eviction.
     /// So does one that a client has used without the daemon's knowledge, as used `now`: its second chance.
     pub(super) fn oldest(&mut self, now: u64) -> Option<u64> {
+        self.next_victim(now, &mut Held::default())
+    }
+
+    fn next_victim(&mut self, now: u64, held: &mut Held) -> Option<u64> {
         let len = self.map.len();
         let (mut turn, mut turns, mut chances) = (0, len, CHANCES);
         while turn < turns && self.pinned < len {
             turn += 1;
             let (_, object) = self.map.peek_lru()?;
             // New holds need the lock that guards this index, so the count can only fall meanwhile.
-            if !object.is_pinned() && Arc::strong_count(object) == 1 && !object.is_read() {
+            if !object.is_pinned() && Arc::strong_count(object) == 1 && !object.is_read(held) {
                 // What has had its chance is met again at most once around.
                 if turn > len || chances == 0 || !object.take_use() {
                     return Some(object.touched());
@@ -134,8 +139,8 @@ impl Index {
     /// that would free nothing are spared. The caller drops what it gets after the lock.
     pub(super) fn evict(&mut self, bytes: u64, most: usize, now: u64) -> Vec<Arc<Object>> {
         let mut victims = Vec::new();
-        let mut freed = 0;
-        while freed < bytes && victims.len() < most && self.oldest(now).is_some() {
+        let (mut freed, mut held) = (0, Held::default());
+        while freed < bytes && victims.len() < most && self.next_victim(now, &mut held).is_some() {
             let popped = self.map.pop_lru().map(|(_, object)| object);
             let Some(object) = self.gone(popped) else { break };
             freed += object.footprint();

@@ -11,7 +11,7 @@ use std::{
 use super::{
     account::{Account, Charge},
     arena::{Arena, Carved, Place},
-    catalog::{Catalog, Listing},
+    catalog::{Catalog, Held, Listing},
 };
 use crate::error::{Error, Result};
 
@@ -238,8 +238,8 @@ impl Object {
     }
 
     /// Whether a client holds it that took the hold without a request.
-    pub(super) fn is_read(&self) -> bool {
-        self.listing.as_ref().is_some_and(|listing| listing.is_held())
+    pub(super) fn is_read(&self, held: &mut Held) -> bool {
+        self.listing.as_ref().is_some_and(|listing| listing.is_among(held))
     }
 
     /// Whether a client has read it without a request since this was last asked.
