@@ -107,6 +107,29 @@ fn a_client_without_addresses_for_the_pool_is_told() {
     wait_for("grants that come back", || (client.stat().unwrap().granted <= 4 * MIB).then_some(()));
 }
 
+/// A client that may have no more descriptors is told so, and not that the node is gone or breaks the protocol.
+#[test]
+fn a_client_without_descriptors_is_told_which_limit_to_raise() {
+    let daemon = Serve::pool("16MiB").start();
+    let limited = |descriptors: u64| {
+        let limit = Rlimit { current: Some(descriptors), maximum: Some(descriptors) };
+        // SAFETY: one system call, which allocates nothing.
+        let tweak = |command: &mut Command| unsafe {
+            command.pre_exec(move || Ok(setrlimit(Resource::Nofile, limit)?));
+        };
+        let mut client = actor!(daemon.socket(), tweak).unwrap();
+        let answers = [client.ask(format!("upsert k {descriptors} 300000")), client.ask("seed k")];
+        let refused: Vec<_> = answers.into_iter().filter(|answer| answer.starts_with("error: ")).collect();
+        for answer in &refused {
+            assert!(answer.contains("open files") && answer.contains("ulimit -n"), "{descriptors}: {answer}");
+        }
+        refused.len()
+    };
+    // Its three streams and the socket, but nothing that comes by it; then one part of what comes.
+    assert_eq!((limited(4), limited(5)), (2, 2));
+    assert_eq!(limited(16), 0);
+}
+
 on_both_engines! {
     a_value_larger_than_the_pool_is_too_large_and_evicts_nothing: Setup::mib(64),
     a_store_at_its_limit_takes_every_put_by_eviction: Setup::mib(64),

@@ -128,7 +128,8 @@ impl Socket {
     /// and then only.
     ///
     /// `buf` is made long enough once and then reused; what lies behind `n` in it is left from earlier messages.
-    /// *Errors*: `TimedOut`; `InvalidData` for a message or a number of descriptors that no peer of ours sends.
+    /// *Errors*: `TimedOut`; `InvalidData` for a message or a number of descriptors that no peer of ours sends; `EMFILE`
+    /// where this process may not have as many descriptors as came, which are lost.
     pub(crate) fn recv(
         &self,
         buf: &mut Vec<u8>,
@@ -167,6 +168,13 @@ impl Socket {
                 // The peer ended without reading all that it was sent.
                 Err(Errno::CONNRESET) => return Ok(0),
                 Err(e) => return Err(e.into()),
+                // There is room for all that may be sent, so it is this process that can have no more.
+                Ok((_, flags))
+                    if flags.contains(ReturnFlags::CTRUNC) && fds.len() < MESSAGE_DESCRIPTORS_MAX =>
+                {
+                    fds.clear();
+                    return Err(Errno::MFILE.into());
+                }
                 Ok((len, flags)) if flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) => {
                     let with = fds.len();
                     fds.clear();

@@ -17,6 +17,7 @@ use std::{
 
 use hal::{Deadline, DeviceUuid, Region};
 use parking_lot::{Mutex, MutexGuard, RwLock};
+use rustix::io::Errno;
 
 use super::{
     grant::{Grant, suits},
@@ -145,6 +146,7 @@ impl Connection {
         let socket = Socket::connect(&origin.socket, deadline).map_err(|e| match e.kind() {
             io::ErrorKind::TimedOut => Error::Timeout { op: OP.into() },
             io::ErrorKind::InvalidInput => Error::InvalidArgument { what: e.to_string() },
+            _ if is_descriptor_limit(&e) => too_many_descriptors(&e),
             _ => unreachable(origin, e.to_string()),
         })?;
         // In a shared directory somebody else could have been first.
@@ -348,6 +350,8 @@ impl Connection {
                     return Err(match e.kind() {
                         io::ErrorKind::TimedOut => Fault::Timeout { sent: true },
                         io::ErrorKind::InvalidData => self.broken(Error::Protocol { reason: e.to_string() }),
+                        // What came with the answer is lost, and to ask again on a new connection would lose it again.
+                        _ if is_descriptor_limit(&e) => self.broken(too_many_descriptors(&e)),
                         _ => self.lost(true, e.to_string()),
                     });
                 }
@@ -709,6 +713,16 @@ pub(super) fn counted<T>(slots: Vec<T>, count: usize) -> Result<Vec<T>> {
 /// The answer is to another question.
 pub(super) fn astray() -> Error {
     Error::Protocol { reason: "the answer is not of the kind that was asked for".into() }
+}
+
+/// Whether this process, or the system, can have no more descriptors.
+fn is_descriptor_limit(e: &io::Error) -> bool {
+    matches!(Errno::from_io_error(e), Some(Errno::MFILE | Errno::NFILE))
+}
+
+fn too_many_descriptors(e: &io::Error) -> Error {
+    let what = "taking descriptors from the node daemon; raise this process' limit (ulimit -n)".into();
+    Error::Os { what, reason: e.to_string(), errno: e.raw_os_error() }
 }
 
 fn unreachable(origin: &Origin, reason: String) -> Error {
