@@ -1,6 +1,6 @@
 //! The runtime's numbers, and the shape of an exported function.
 
-pub(crate) use haulier_sim::abi::{Answer, In, Out, OutAny, Refused, Text, null, refused};
+pub(crate) use haulier_sim::abi::{Answer, HostFn, In, Out, OutAny, Refused, Text, null, refused};
 
 use backend_cpu::strict::{Answer as MachineAnswer, Why};
 

@@ -1,6 +1,7 @@
 //! The way that every call takes.
 
 use std::{
+    cell::Cell,
     panic::{AssertUnwindSafe, catch_unwind},
     process,
     sync::atomic::Ordering,
@@ -15,8 +16,13 @@ use crate::{
     sim::Sim,
 };
 
-/// Runs a function's body as a call: logged, subject to mode and fault plan, and refused after a fork. A panic must not
-/// get into C: it is status 507000.
+thread_local! {
+    /// Whether the thread runs a host function that work on a stream called.
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a function's body as a call: logged, subject to mode and fault plan, and refused after a fork and in host
+/// functions. A panic must not get into C: it is status 507000.
 pub(crate) fn enter(function: &'static str, about: About, body: impl FnOnce(&'static Sim) -> Answer) -> i32 {
     let call = move || {
         let sim = match Sim::get() {
@@ -54,12 +60,23 @@ fn decide(
     if opened != 0 && opened != process::id() {
         return refused(status::DRIVER, "the process was forked after a device was opened");
     }
+    if IN_HOST_FUNCTION.get() {
+        // CANN's manual: errors or a deadlock.
+        return refused(status::INTERNAL, "a host function called the runtime");
+    }
     match sim.faults.meet(function, || sim.log.hanging(number)) {
         Fate::Go => {}
         Fate::Answer(status::SUCCESS) => return Ok(()),
         Fate::Answer(code) => return refused(code, "a planned fault"),
     }
     body(sim)
+}
+
+/// Runs a host function, in which the runtime refuses every call.
+pub(crate) fn host_function(run: impl FnOnce()) {
+    IN_HOST_FUNCTION.set(true);
+    run();
+    IN_HOST_FUNCTION.set(false);
 }
 
 /// Runs a control function, which is no call: neither logged nor refused. A panic answers `otherwise`.

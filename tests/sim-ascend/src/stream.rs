@@ -2,6 +2,8 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    ffi::c_void,
+    ptr,
     time::Duration,
 };
 
@@ -11,7 +13,8 @@ use haulier_sim::log::About;
 use parking_lot::Mutex;
 
 use crate::{
-    abi::{Answer, Instead, Out, null, refused, runtime, status},
+    abi::{Answer, HostFn, Instead, Out, null, refused, runtime, status},
+    gate,
     sim::Sim,
 };
 
@@ -193,6 +196,18 @@ runtime! {
     };
     fn aclrtStreamAbort(stream: u64) [About::Stream(stream)] |sim| {
         Ok(sim.machine()?.abort_stream(sim.usable(stream)?)?)
+    };
+    fn aclrtLaunchHostFunc(stream: u64, function: HostFn, data: *mut c_void) [About::Stream(stream)] |sim| {
+        let Some(function) = function else { return null("no function") };
+        let stream = sim.usable(stream)?;
+        let machine = sim.machine()?;
+        if machine.capture_status(stream)? != CaptureStatus::None {
+            // Up to CANN 8.3 at least.
+            return refused(status::CAPTURE_FORBIDS, "a host function is not captured");
+        }
+        let data = data.expose_provenance();
+        let work = move || gate::host_function(|| function(ptr::with_exposed_provenance_mut(data)));
+        Ok(machine.enqueue(stream, work)?)
     };
 
     fn aclmdlRICaptureBegin(stream: u64, number: i32) [About::Stream(stream)] |sim| {

@@ -1,6 +1,12 @@
 //! Streams and events.
 
-use std::{thread, time::Duration};
+use std::{
+    ffi::c_void,
+    mem, ptr,
+    sync::atomic::{AtomicI32, AtomicU32, Ordering},
+    thread,
+    time::Duration,
+};
 
 driver_tests! {
     fn held_work_waits_and_a_wait_with_a_timeout_ends[](d) {
@@ -20,6 +26,45 @@ driver_tests! {
         ok!(d, aclrtSynchronizeStreamWithTimeout(stream, -1i32));
         ok!(d, aclrtStreamQuery(stream, &raw mut state));
         assert_eq!((state, d.control.peek(pointer, 64)), (0, Ok(vec![7; 64])), "0 is complete");
+    }
+
+    fn a_host_function_runs_in_the_streams_order_and_may_not_call_the_runtime[](d) {
+        /// Sets what it is given to 1.
+        extern "C" fn touch(there: *mut c_void) {
+            // SAFETY: the test gives it an `AtomicU32`.
+            unsafe { &*there.cast::<AtomicU32>() }.store(1, Ordering::SeqCst);
+        }
+        extern "C" fn count(function: *mut c_void) {
+            let mut devices = 0u32;
+            // SAFETY: the test gives it aclrtGetDeviceCount.
+            let function = unsafe { mem::transmute::<*mut c_void, extern "C" fn(*mut u32) -> i32>(function) };
+            COUNTED.store(function(&raw mut devices), Ordering::SeqCst);
+        }
+        static COUNTED: AtomicI32 = AtomicI32::new(-1);
+        static TOUCHED: AtomicU32 = AtomicU32::new(0);
+        let context = d.on(0);
+        let (stream, mut model) = (d.stream(), 0u64);
+        let touched = ptr::from_ref(&TOUCHED).cast_mut().cast::<c_void>();
+        d.control.hold(stream).unwrap();
+        ok!(d, aclrtLaunchHostFunc(stream, touch as extern "C" fn(*mut c_void), touched));
+        assert_eq!((d.control.pending(stream), TOUCHED.load(Ordering::SeqCst)), (Ok(1), 0));
+        d.control.release(stream).unwrap();
+        ok!(d, aclrtSynchronizeStream(stream));
+        assert_eq!(TOUCHED.load(Ordering::SeqCst), 1);
+        // SAFETY: only looked up.
+        let query = unsafe { d.control.library().get::<extern "C" fn(*mut u32) -> i32>("aclrtGetDeviceCount") }.unwrap();
+        ok!(d, aclrtLaunchHostFunc(stream, count as extern "C" fn(*mut c_void), *query as *mut c_void));
+        ok!(d, aclrtSynchronizeStream(stream));
+        assert_eq!(COUNTED.load(Ordering::SeqCst), 507000);
+
+        ok!(d, aclmdlRICaptureBegin(stream, 0i32));
+        assert_eq!(acl!(d, aclrtLaunchHostFunc(stream, touch as extern "C" fn(*mut c_void), touched)), 107030);
+        ok!(d, aclmdlRICaptureEnd(stream, &raw mut model));
+        assert_eq!(acl!(d, aclrtLaunchHostFunc(stream, 0usize, touched)), 100000);
+        // Its context is to be current.
+        d.on(1);
+        assert_eq!(acl!(d, aclrtLaunchHostFunc(stream, touch as extern "C" fn(*mut c_void), touched)), 107003);
+        ok!(d, aclrtSetCurrentContext(context));
     }
 
     fn the_null_stream_is_the_contexts_default_stream[](d) {
