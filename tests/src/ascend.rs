@@ -4,16 +4,15 @@
 //! The runtime of a process is one and of one release, with one log and one plan of faults; so trials take turns.
 
 use std::{
-    env, mem,
+    env, io,
     path::{Path, PathBuf},
     sync::OnceLock,
     thread,
 };
 
 use backend_ascend::{AscendDevice, AscendStream};
-use hal::{Device, DeviceExt, DeviceUuid, LogicalId, NotExportable, Region};
+use hal::{DeviceUuid, NotExportable, Region};
 use haulier_sim::{control::Control, install};
-use parking_lot::{Mutex, MutexGuard};
 use tempfile::TempDir;
 
 use crate::{
@@ -21,14 +20,16 @@ use crate::{
     peer,
 };
 
+mod driver;
+
+pub use self::driver::{DriverFixture, device, event, is_reached, library, on, queue_fill, stream, wait_for};
+
 /// Where the backend looks for the runtime.
 pub const LIBRARY: &str = "HAULIER_ASCENDCL";
 /// The release that the runtime behaves as.
 pub const RELEASE: &str = "HAULIER_SIM_CANN";
-/// Bytes of a device of the simulated machine, unless a test says otherwise.
-const MEMORY: usize = 4 << 30;
-/// What registered host memory begins at a multiple of.
-const PAGE: usize = 4096;
+/// Those that tests run with, the latest one first.
+pub const RELEASES: [&str; 2] = ["9.0.0", "8.5.0"];
 
 /// The simulated runtime as cargo builds it. It is loaded and never linked: its control functions have the names of
 /// those of the simulated CUDA driver, which is linked here.
@@ -41,11 +42,22 @@ const SINCE_9: &[&str] = &["aclrtMemGetAddressRange", "aclrtReserveMemAddressNoU
 /// # Panics
 /// Where the runtime is not built or there is no room for it.
 pub fn install_into(folder: &Path, release: &str) -> PathBuf {
+    put_into(folder, release).expect("the simulated runtime is built")
+}
+
+fn put_into(folder: &Path, release: &str) -> io::Result<PathBuf> {
     let missing = if release < "9" { SINCE_9 } else { &[] };
     let there = folder.join("libascendcl.so");
-    let built = install::library(BUILT.0, BUILT.1).expect("the simulated runtime is built");
-    install::put(&built, &there, missing).expect("the folder can be written");
-    there
+    install::put(&install::library(BUILT.0, BUILT.1)?, &there, missing)?;
+    Ok(there)
+}
+
+/// The simulated runtime where cargo built it.
+///
+/// # Errors
+/// Where it is not built.
+pub fn built() -> io::Result<PathBuf> {
+    install::library(BUILT.0, BUILT.1)
 }
 
 /// Installs the simulated runtime for this process and those that it starts. To be called first of all in a `main`; the
@@ -57,14 +69,22 @@ pub fn install(release: &str) -> Option<TempDir> {
     if peer::role().is_some() {
         return None;
     }
-    let folder = tempfile::tempdir().expect("a private directory");
-    let library = install_into(folder.path(), release);
+    Some(install_simulator(release).expect("the simulated runtime is built"))
+}
+
+/// As [`install`], whatever the process is.
+///
+/// # Errors
+/// Where the runtime is not built or there is no room for it.
+pub fn install_simulator(release: &str) -> io::Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    let library = put_into(folder.path(), release)?;
     // SAFETY: the process has one thread yet.
     unsafe {
         env::set_var(LIBRARY, library);
         env::set_var(RELEASE, release);
     }
-    Some(folder)
+    Ok(folder)
 }
 
 /// The simulated runtime of this process.
@@ -79,62 +99,26 @@ pub fn sim() -> &'static Control {
     })
 }
 
-/// Calls a function of the runtime as an application would, and gives its status.
-#[macro_export]
-macro_rules! acl {
-    ($name:ident($($value:expr => $ty:ty),* $(,)?)) => {{
-        // SAFETY: this is the function's signature.
-        let function = unsafe {
-            $crate::ascend::sim().library().get::<unsafe extern "C" fn($($ty),*) -> i32>(stringify!($name))
-        };
-        let function = function.expect("the runtime has it");
-        #[allow(clippy::macro_metavars_in_unsafe, reason = "the arguments are expressions of tests")]
-        // SAFETY: pointers are to locals of the caller, handles are the runtime's.
-        let status = unsafe { function($($value),*) };
-        status
-    }};
-}
-
-/// The device with this id.
+/// Lets nothing that is queued on the stream from now on run.
 ///
 /// # Panics
-/// Where the simulated machine does not have it.
-pub fn device(logical: u32) -> AscendDevice {
-    AscendDevice::open(LogicalId(logical)).expect("the simulated machine has it")
+/// Where there is no such stream.
+pub fn hold(device: &AscendDevice, stream: AscendStream) {
+    on(device, || sim().hold(stream.raw() as u64)).expect("the stream is there");
 }
 
-/// Runs an application's calls with the device current.
+/// Ends [`hold`].
 ///
 /// # Panics
-/// Where the runtime refuses.
-pub fn on<R: Send>(device: &AscendDevice, work: impl FnOnce() -> R + Send) -> R {
-    device.bound(|_| Ok(work())).expect("the runtime is up")
+/// Where there is no such stream.
+pub fn release(device: &AscendDevice, stream: AscendStream) {
+    on(device, || sim().release(stream.raw() as u64)).expect("the stream is there");
 }
 
-/// A new stream, made as torch_npu makes them.
-///
-/// # Panics
-/// Where the runtime refuses.
-pub fn stream(device: &AscendDevice) -> AscendStream {
-    const FAST: u32 = 3;
-    let raw = on(device, || {
-        let mut raw = 0;
-        assert_eq!(acl!(aclrtCreateStreamWithConfig(&mut raw => *mut usize, 0 => u32, FAST => u32)), 0);
-        raw
-    });
-    // SAFETY: no test destroys a stream.
-    unsafe { AscendStream::from_raw(raw) }
-}
-
-/// A device of the Ascend backend on the simulated runtime, for the conformance suite.
+/// A device of the Ascend backend on the simulated runtime, for the conformance suite: [`DriverFixture`], and what only a
+/// simulator can do.
 pub struct AscendFixture {
-    device: AscendDevice,
-    other: AscendDevice,
-    failed_drops: u64,
-    /// What `unshareable` made.
-    kept: Mutex<Vec<usize>>,
-    /// Log and faults are the process's, so the trials take turns.
-    _turn: MutexGuard<'static, ()>,
+    driver: DriverFixture,
 }
 
 impl AscendFixture {
@@ -143,29 +127,17 @@ impl AscendFixture {
     /// # Panics
     /// Where [`install()`] was not called.
     pub fn new(logical: u32) -> Self {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock();
+        let driver = DriverFixture::new(logical);
         sim().clear_log().expect("the log can be cleared");
-        let (device, other) = (device(logical), device(1 - logical));
-        let failed_drops = device.failed_drops();
-        AscendFixture { device, other, failed_drops, kept: Mutex::default(), _turn: turn }
-    }
-
-    fn raw(stream: AscendStream) -> u64 {
-        stream.raw() as u64
+        AscendFixture { driver }
     }
 }
 
 impl Drop for AscendFixture {
     fn drop(&mut self) {
         let cleared = sim().release_all().and(sim().clear_faults());
-        for pointer in mem::take(&mut *self.kept.lock()) {
-            on(&self.device, || acl!(aclrtFree(pointer => usize)));
-        }
         if !thread::panicking() {
             cleared.expect("the simulator obeys");
-            let failed = self.device.failed_drops();
-            assert_eq!(failed, self.failed_drops, "a guard could not give back what it held");
             for call in ["aclrtSynchronizeDevice", "aclrtResetDevice", "aclrtResetDeviceForce", "aclFinalize"]
             {
                 assert_eq!(sim().count(call), 0, "{call}: a library has no business there");
@@ -176,7 +148,7 @@ impl Drop for AscendFixture {
 
 impl Fixture<AscendDevice> for AscendFixture {
     fn device(&self) -> &AscendDevice {
-        &self.device
+        self.driver.device()
     }
 
     fn lacks(&self) -> &'static [(Need, &'static str)] {
@@ -189,30 +161,28 @@ impl Fixture<AscendDevice> for AscendFixture {
         ]
     }
 
-    /// As a thread of an application that works with device 0 for good.
     fn enter(&self) {
-        assert_eq!(acl!(aclrtSetDevice(0 => i32)), 0);
+        self.driver.enter();
     }
 
     fn too_much(&self) -> usize {
-        2 * MEMORY
+        self.driver.too_much()
     }
 
     fn stream(&self) -> AscendStream {
-        stream(&self.device)
+        self.driver.stream()
     }
 
     fn hold(&self, stream: AscendStream) {
-        on(&self.device, || sim().hold(Self::raw(stream))).expect("the stream is there");
+        hold(self.device(), stream);
     }
 
     fn release(&self, stream: AscendStream) {
-        on(&self.device, || sim().release(Self::raw(stream))).expect("the stream is there");
+        release(self.device(), stream);
     }
 
     fn queue_fill(&self, stream: AscendStream, region: Region, byte: u8) {
-        let fill = || sim().fill(Self::raw(stream), region.addr as u64, region.len, byte);
-        on(&self.device, fill).expect("it is queued");
+        self.driver.queue_fill(stream, region, byte);
     }
 
     fn queue_failure(&self, _stream: AscendStream) {
@@ -223,21 +193,15 @@ impl Fixture<AscendDevice> for AscendFixture {
     }
 
     fn registered(&self) -> usize {
-        self.device.registrations()
+        self.driver.registered()
     }
 
     fn second(&self) -> AscendDevice {
-        self.other
+        self.driver.second()
     }
 
     fn current(&self) -> Option<DeviceUuid> {
-        let (mut context, mut user) = (0usize, 0u32);
-        let asked = acl!(aclrtGetCurrentContext(&mut context => *mut usize));
-        if asked != 0 || context == 0 {
-            return None;
-        }
-        assert_eq!(acl!(aclrtGetDevice(&mut user => *mut u32)), 0);
-        Some(device(user).identity().uuid)
+        self.driver.current()
     }
 
     fn switches(&self) -> u64 {
@@ -255,37 +219,14 @@ impl Fixture<AscendDevice> for AscendFixture {
     }
 
     fn begin_capture(&self, stream: AscendStream) {
-        const GLOBAL: i32 = 0;
-        let status = on(&self.device, || acl!(aclmdlRICaptureBegin(Self::raw(stream) => u64, GLOBAL => i32)));
-        assert_eq!(status, 0);
+        self.driver.begin_capture(stream);
     }
 
     fn end_capture(&self, stream: AscendStream) -> bool {
-        on(&self.device, || {
-            let mut model = 0;
-            acl!(aclmdlRICaptureEnd(Self::raw(stream) => u64, &mut model => *mut u64))
-        }) == 0
+        self.driver.end_capture(stream)
     }
 
-    /// The application's own memory: from CANN 9 on what is less than a page, since what ACL shares begins with one;
-    /// before, all of it, since nobody says where it begins.
     fn unshareable(&self) -> Vec<(Region, NotExportable)> {
-        let old = env::var(RELEASE).is_ok_and(|release| release.as_str() < "9");
-        let why = if old { NotExportable::UnknownBase } else { NotExportable::Pool };
-        let len = if old { PAGE } else { 64 };
-        let make = || {
-            let mut pointer = 0usize;
-            assert_eq!(acl!(aclrtMalloc(&mut pointer => *mut usize, len => usize, 0 => i32)), 0);
-            pointer
-        };
-        // Some begin with a page by chance, where one was free.
-        for _ in 0..256 {
-            let pointer = on(&self.device, make);
-            self.kept.lock().push(pointer);
-            if old || !pointer.is_multiple_of(PAGE) {
-                return vec![(self.device.region(pointer, len), why)];
-            }
-        }
-        Vec::new()
+        self.driver.unshareable()
     }
 }

@@ -29,6 +29,7 @@ use crate::{
     rig::counter,
 };
 
+mod ascend;
 mod cpu;
 mod cuda;
 pub mod readiness;
@@ -184,7 +185,7 @@ Usage: haulier-proof BACKEND [--simulator] [--quick] [-- TEST-OPTIONS]
 Proves a backend on the hardware of this machine: the conformance suite, payloads that are not ready when they are put,
 and speed beside the driver's plain copy. Needs no other file, no toolchain and no network.
 
-  BACKEND      cuda, cpu
+  BACKEND      cuda, ascend, cpu
   --simulator  on the simulated driver beside this program, for CI: no hardware takes part
   --quick      smaller sizes and fewer turns for speed
   --           a filter and options of the test harness; with any, no speed is measured
@@ -213,7 +214,8 @@ pub fn main() -> ExitCode {
     let outcome = match name {
         cpu::Cpu::NAME => run::<cpu::Cpu>(&asked, role.as_ref()),
         cuda::Cuda::NAME => run::<cuda::Cuda>(&asked, role.as_ref()),
-        other => Err(format!("there is no proof of a backend {other:?}; there are cpu, cuda")),
+        ascend::Ascend::NAME => run::<ascend::Ascend>(&asked, role.as_ref()),
+        other => Err(format!("there is no proof of a backend {other:?}; there are cpu, cuda, ascend")),
     };
     outcome.unwrap_or_else(|why| {
         eprintln!("haulier-proof: {why}\nhaulier-proof: nothing was proved");
