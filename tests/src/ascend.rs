@@ -11,13 +11,15 @@ use std::{
 };
 
 use backend_ascend::{AscendDevice, AscendStream};
-use hal::{DeviceUuid, NotExportable, Region};
-use haulier_sim::{control::Control, install};
+use hal::{Buffer, DeviceUuid, NotExportable, Region};
+use haulier_sim::{control::Control, install, log::Call};
 use tempfile::TempDir;
 
 use crate::{
+    acl,
     fixture::{Fixture, Need, Refuse},
     peer,
+    simulated::{self, SimNode, Simulated},
 };
 
 mod driver;
@@ -99,21 +101,122 @@ pub fn sim() -> &'static Control {
     })
 }
 
-/// Lets nothing that is queued on the stream from now on run.
+/// Runs the calling test's `body` in processes of their own with this environment, and a runtime of each of
+/// [`RELEASES`].
 ///
 /// # Panics
-/// Where there is no such stream.
-pub fn hold(device: &AscendDevice, stream: AscendStream) {
-    on(device, || sim().hold(stream.raw() as u64)).expect("the stream is there");
+/// Where the body does.
+pub fn alone(environment: &[(&str, &str)], body: impl FnOnce()) {
+    if simulated::is_alone() {
+        body();
+        for function in Runtime::NEVER {
+            assert_eq!(sim().count(function), 0, "{function}: a library has no business there");
+        }
+        return;
+    }
+    for release in RELEASES {
+        let folder = tempfile::tempdir().expect("a private directory");
+        let library = install_into(folder.path(), release);
+        simulated::again(&format!("CANN {release}"), |command| {
+            command.env(LIBRARY, library).env(RELEASE, release).envs(environment.iter().copied());
+        });
+    }
 }
 
-/// Ends [`hold`].
+/// Whether the runtime of this process behaves as of CANN 9 or later.
 ///
 /// # Panics
-/// Where there is no such stream.
-pub fn release(device: &AscendDevice, stream: AscendStream) {
-    on(device, || sim().release(stream.raw() as u64)).expect("the stream is there");
+/// Where it has none.
+pub fn is_9() -> bool {
+    env::var(RELEASE).expect("the process was started with the simulated runtime").starts_with('9')
 }
+
+/// Device memory that holds `bytes`.
+///
+/// # Panics
+/// Where the runtime refuses.
+pub fn filled(device: &AscendDevice, bytes: &[u8]) -> Buffer<AscendDevice> {
+    simulated::filled::<Runtime>(device, bytes)
+}
+
+/// What a region of device memory holds, past all streams.
+///
+/// # Panics
+/// Where nothing is allocated there.
+pub fn peek(region: Region) -> Vec<u8> {
+    simulated::peek::<Runtime>(region)
+}
+
+/// The calls of this process that had another device current than the one they were about, or none.
+///
+/// # Panics
+/// Where nothing was called, which would show nothing.
+pub fn misplaced() -> Vec<Call> {
+    simulated::misplaced::<Runtime>(sim().log())
+}
+
+/// Whether the calling thread has a context.
+pub fn has_context() -> bool {
+    let mut context = 0usize;
+    acl!(aclrtGetCurrentContext(&mut context => *mut usize)) == 0 && context != 0
+}
+
+/// The simulated runtime, for the nodes and the tests that all simulators share.
+pub enum Runtime {}
+
+impl Simulated for Runtime {
+    type Device = AscendDevice;
+
+    const NODE: &'static str = "ascend-node";
+    const CLIENT: &'static str = "ascend-client";
+    const FOR_A_CONTEXT: &'static [&'static str] = &[
+        "aclrtMalloc",
+        "aclrtFree",
+        "aclrtMemcpy",
+        "aclrtMemset",
+        "aclrtStream",
+        "aclrtSynchronize",
+        "aclrtIpc",
+        "aclrtHostRegister",
+        "aclrtHostUnregister",
+        "aclrtLaunch",
+        "aclrtCreate",
+        "aclrtDestroy",
+        "aclrtMapMem",
+        "aclrtUnmapMem",
+    ];
+    const NEVER: &'static [&'static str] =
+        &["aclrtSynchronizeDevice", "aclrtResetDevice", "aclrtResetDeviceForce", "aclFinalize"];
+    const EXPORT: &'static str = "aclrtIpcMemGetExportKey";
+    const NOT_SUPPORTED: i32 = 207000;
+    const FAULT: i32 = 507899;
+    const WAITS: &'static [&'static str] =
+        &["aclmdlRICaptureGetInfo", "aclrtStreamQuery", "aclrtSynchronizeStreamWithTimeout"];
+    const WAITING: &'static str = "aclrtSynchronizeStreamWithTimeout";
+    // A question to each stream, and one wait, which is over at once where the stream is done.
+    const ASKS: &'static [(&'static str, [u64; 2])] =
+        &[("aclrtStreamQuery", [1, 1]), ("aclrtSynchronizeStreamWithTimeout", [1, 1])];
+    const UNBOUNDED: &'static [&'static str] = &["aclrtSynchronizeStream", "aclrtSynchronizeEvent"];
+
+    fn sim() -> &'static Control {
+        sim()
+    }
+
+    fn devices() -> Vec<AscendDevice> {
+        AscendDevice::all().expect("the simulated runtime")
+    }
+
+    fn stream(device: &AscendDevice) -> AscendStream {
+        stream(device)
+    }
+
+    fn raw(stream: AscendStream) -> u64 {
+        stream.raw() as u64
+    }
+}
+
+/// A node in a process of its own, with a simulated runtime of its own of the same machine.
+pub type AscendNode = SimNode<Runtime>;
 
 /// A device of the Ascend backend on the simulated runtime, for the conformance suite: [`DriverFixture`], and what only a
 /// simulator can do.
@@ -138,8 +241,7 @@ impl Drop for AscendFixture {
         let cleared = sim().release_all().and(sim().clear_faults());
         if !thread::panicking() {
             cleared.expect("the simulator obeys");
-            for call in ["aclrtSynchronizeDevice", "aclrtResetDevice", "aclrtResetDeviceForce", "aclFinalize"]
-            {
+            for call in Runtime::NEVER {
                 assert_eq!(sim().count(call), 0, "{call}: a library has no business there");
             }
         }
@@ -174,11 +276,11 @@ impl Fixture<AscendDevice> for AscendFixture {
     }
 
     fn hold(&self, stream: AscendStream) {
-        hold(self.device(), stream);
+        simulated::hold::<Runtime>(self.device(), stream);
     }
 
     fn release(&self, stream: AscendStream) {
-        release(self.device(), stream);
+        simulated::release::<Runtime>(self.device(), stream);
     }
 
     fn queue_fill(&self, stream: AscendStream, region: Region, byte: u8) {

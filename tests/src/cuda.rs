@@ -1,32 +1,20 @@
-//! The CUDA backend on a simulated driver: a process that has one, what an application does with it, and a node in
-//! another process. No GPU takes part in any of this.
+//! The CUDA backend on a simulated driver: a process that has one, and what an application does with it. No GPU takes
+//! part in any of this.
 //!
 //! The driver of a process is one, with one log and one plan of faults. So tests run in processes of their own
 //! ([`alone`]), and conformance trials take turns ([`CudaFixture`]).
 
-use std::{
-    env, io,
-    path::{Path, PathBuf},
-    process::{self, Command},
-    sync::OnceLock,
-    thread,
-    time::Duration,
-};
+use std::{env, io, path::Path, sync::OnceLock, thread};
 
 use backend_cuda::{CudaDevice, CudaStream};
-use hal::{Buffer, Device, DeviceExt, DeviceUuid, NotExportable, Region};
-use haulier::{
-    Options, StoreClient,
-    node::{Node, NodeConfig},
-};
+use hal::{Buffer, DeviceUuid, NotExportable, Region};
 use haulier_sim_cuda::{Call, Control};
-use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use crate::{
     fixture::{Fixture, Need, Refuse},
-    peer::{self, Link, Peer},
-    rig::{self, counter},
+    peer,
+    simulated::{self, SimNode, Simulated},
 };
 
 mod driver;
@@ -37,10 +25,6 @@ pub use self::driver::{
 
 /// Where the backend looks for the driver.
 const LIBRARY: &str = "HAULIER_LIBCUDA";
-/// Names the test that a process is there for.
-const ALONE: &str = "HAULIER_TEST_ALONE";
-/// How long a test may take before it is taken for hung.
-const LIFE: Duration = Duration::from_secs(300);
 
 /// Installs the simulated driver for this process and those that it starts. To be called first of all in a `main`; the
 /// folder must be kept. `None` in a peer, which has its parent's.
@@ -71,26 +55,16 @@ pub fn install_simulator() -> io::Result<TempDir> {
 /// # Panics
 /// Where the body does.
 pub fn alone(environment: &[(&str, &str)], body: impl FnOnce()) {
-    let test = thread::current().name().expect("called on the test's own thread").to_owned();
-    if env::var(ALONE).as_deref() == Ok(&test) {
-        thread::spawn(|| {
-            thread::sleep(LIFE);
-            eprintln!("the test hangs");
-            process::abort();
-        });
+    if simulated::is_alone() {
         body();
         assert_eq!(sim().count("cuCtxSynchronize"), 0, "a whole device was waited for");
         return;
     }
     let folder = tempfile::tempdir().expect("a private directory");
     let library = haulier_sim_cuda::install(folder.path(), &[]).expect("the simulated driver is built");
-    let mut again = Command::new(env::current_exe().expect("/proc is mounted"));
-    again.args([&test, "--exact", "--nocapture", "--test-threads=1"]);
-    again.env(ALONE, &test).env(LIBRARY, library).envs(environment.iter().copied());
-    let output = again.output().expect("the test starts again");
-    let said = String::from_utf8_lossy(&output.stdout);
-    let passed = output.status.success() && said.contains("1 passed");
-    assert!(passed, "{}\n{said}{}", output.status, String::from_utf8_lossy(&output.stderr));
+    simulated::again("", |command| {
+        command.env(LIBRARY, library).envs(environment.iter().copied());
+    });
 }
 
 /// The simulated driver of this process.
@@ -110,7 +84,7 @@ pub fn sim() -> &'static Control {
 /// # Panics
 /// Where there is no such stream.
 pub fn hold(device: &CudaDevice, stream: CudaStream) {
-    on(device, || sim().hold(stream.raw() as u64)).expect("the stream is there");
+    simulated::hold::<Driver>(device, stream);
 }
 
 /// Ends [`hold`].
@@ -118,7 +92,7 @@ pub fn hold(device: &CudaDevice, stream: CudaStream) {
 /// # Panics
 /// Where there is no such stream.
 pub fn release(device: &CudaDevice, stream: CudaStream) {
-    on(device, || sim().release(stream.raw() as u64)).expect("the stream is there");
+    simulated::release::<Driver>(device, stream);
 }
 
 /// Whether an event is not complete.
@@ -134,9 +108,7 @@ pub fn is_pending(event: u64) -> bool {
 /// # Panics
 /// Where the driver refuses.
 pub fn filled(device: &CudaDevice, bytes: &[u8]) -> Buffer<CudaDevice> {
-    let buffer = device.buffer(bytes.len()).expect("device memory");
-    sim().poke(buffer.region().addr as u64, bytes).expect("it is allocated");
-    buffer
+    simulated::filled::<Driver>(device, bytes)
 }
 
 /// What a region of device memory holds, past all streams.
@@ -144,7 +116,7 @@ pub fn filled(device: &CudaDevice, bytes: &[u8]) -> Buffer<CudaDevice> {
 /// # Panics
 /// Where nothing is allocated there.
 pub fn peek(region: Region) -> Vec<u8> {
-    sim().peek(region.addr as u64, region.len).expect("it is allocated")
+    simulated::peek::<Driver>(region)
 }
 
 /// The calls of this process that had another device current than the one they were about, or none.
@@ -152,273 +124,48 @@ pub fn peek(region: Region) -> Vec<u8> {
 /// # Panics
 /// Where nothing was called, which would show nothing.
 pub fn misplaced() -> Vec<Call> {
-    let needs_a_context = |call: &Call| {
-        ["cuMem", "cuStream", "cuEvent", "cuIpc", "cuPointer", "cuLaunch"]
-            .iter()
-            .any(|family| call.function.starts_with(family))
-    };
-    let calls = sim().log();
-    assert!(!calls.is_empty(), "nothing was called, so this shows nothing");
-    calls
-        .into_iter()
-        .filter(|call| {
-            let without = needs_a_context(call) && call.device.is_none();
-            without || call.owner.is_some_and(|owner| needs_a_context(call) && call.device != Some(owner))
-        })
-        .collect()
+    simulated::misplaced::<Driver>(sim().log())
 }
 
-/// The role of a node's process, for `haulier-peer`.
-pub const NODE: &str = "cuda-node";
-/// The role of a client's process.
-pub const CLIENT: &str = "cuda-client";
+/// The simulated driver, for the nodes and the tests that all simulators share.
+pub enum Driver {}
 
-#[derive(Debug, Serialize, Deserialize)]
-struct Setup {
-    socket: PathBuf,
-    /// Whether it opens memory of devices.
-    imports: bool,
-    pool: u64,
-}
+impl Simulated for Driver {
+    type Device = CudaDevice;
 
-#[derive(Debug, Serialize, Deserialize)]
-enum Ask {
-    Metrics,
-    Count(String),
-    OpenImports,
-    Misplaced,
-    Faults(String),
-}
+    const NODE: &'static str = "cuda-node";
+    const CLIENT: &'static str = "cuda-client";
+    const FOR_A_CONTEXT: &'static [&'static str] =
+        &["cuMem", "cuStream", "cuEvent", "cuIpc", "cuPointer", "cuLaunch"];
+    const NEVER: &'static [&'static str] = &["cuCtxSynchronize"];
+    const EXPORT: &'static str = "cuIpcGetMemHandle";
+    const NOT_SUPPORTED: i32 = 801;
+    const FAULT: i32 = 999;
+    const WAITS: &'static [&'static str] = &["cuStreamQuery", "cuEventRecord", "cuEventQuery"];
+    const WAITING: &'static str = "cuEventRecord";
+    // A question to each stream, and where the answer is "not yet" one wait, which begins with a question.
+    const ASKS: &'static [(&'static str, [u64; 2])] = &[("cuStreamQuery", [1, 2]), ("cuEventRecord", [0, 1])];
+    const UNBOUNDED: &'static [&'static str] = &["cuStreamSynchronize", "cuEventSynchronize"];
 
-#[derive(Debug, Serialize, Deserialize)]
-enum Told {
-    Ready,
-    Text(String),
-    Number(u64),
-}
+    fn sim() -> &'static Control {
+        sim()
+    }
 
-/// What a node's process does, until it is killed or the test ends.
-///
-/// # Panics
-/// Where the node does not start.
-pub fn serve(link: &Link) {
-    let Setup { socket, imports, pool } = link.expect();
-    let devices = if imports { CudaDevice::all().expect("the simulated driver") } else { Vec::new() };
-    let config = NodeConfig { socket, store: rig::store_of(pool), devices, metrics: None, clients_max: 64 };
-    let node = Node::start(config).expect("the node starts");
-    link.send(&Told::Ready, &[]);
-    while let Some((ask, _)) = link.receive::<Ask>() {
-        let told = match ask {
-            Ask::Metrics => Told::Text(node.metrics()),
-            Ask::Count(function) => Told::Number(sim().count(&function)),
-            Ask::OpenImports => Told::Number(sim().open_imports().expect("it is counted")),
-            Ask::Misplaced => {
-                let calls = misplaced();
-                Told::Text(calls.iter().take(8).map(|call| format!("{call:?}\n")).collect())
-            }
-            Ask::Faults(plan) => Told::Number(sim().plan_faults(&plan).expect("it is a plan")),
-        };
-        link.send(&told, &[]);
+    fn devices() -> Vec<CudaDevice> {
+        CudaDevice::all().expect("the simulated driver")
+    }
+
+    fn stream(device: &CudaDevice) -> CudaStream {
+        stream(device)
+    }
+
+    fn raw(stream: CudaStream) -> u64 {
+        stream.raw() as u64
     }
 }
 
 /// A node in a process of its own, with a simulated driver of its own of the same machine.
-pub struct CudaNode {
-    program: &'static str,
-    imports: bool,
-    pool: u64,
-    environment: Vec<(&'static str, &'static str)>,
-    dir: TempDir,
-    peer: Option<Peer>,
-}
-
-impl CudaNode {
-    /// A node that opens memory of devices. `program` is `haulier-peer`.
-    pub fn new(program: &'static str) -> Self {
-        Self::with(program, true, &[])
-    }
-
-    /// A node with another pool than [`rig::POOL`].
-    ///
-    /// # Panics
-    /// Where it does not start.
-    pub fn with_pool(program: &'static str, pool: u64) -> Self {
-        Self::started(program, true, pool, &[])
-    }
-
-    /// A node that opens none: all goes by staging.
-    pub fn staging(program: &'static str) -> Self {
-        Self::with(program, false, &[])
-    }
-
-    /// A node in this environment.
-    ///
-    /// # Panics
-    /// Where it does not start.
-    pub fn with(program: &'static str, imports: bool, environment: &[(&'static str, &'static str)]) -> Self {
-        Self::started(program, imports, rig::POOL, environment)
-    }
-
-    fn started(
-        program: &'static str,
-        imports: bool,
-        pool: u64,
-        environment: &[(&'static str, &'static str)],
-    ) -> Self {
-        let dir = tempfile::tempdir().expect("a private directory");
-        let mut node =
-            CudaNode { program, imports, pool, environment: environment.to_vec(), dir, peer: None };
-        node.start();
-        node
-    }
-
-    /// Starts it, with an empty store.
-    ///
-    /// # Panics
-    /// Where it does not start.
-    pub fn start(&mut self) {
-        let peer = Peer::start_with(self.program, NODE, |command| {
-            command.envs(self.environment.iter().copied());
-        });
-        peer.link().send(&Setup { socket: self.socket(), imports: self.imports, pool: self.pool }, &[]);
-        let Told::Ready = peer.link().expect() else { panic!("the node does not start") };
-        self.peer = Some(peer);
-    }
-
-    /// Ends it with SIGKILL.
-    ///
-    /// # Panics
-    /// Where it is not running.
-    pub fn kill(&mut self) {
-        self.peer.take().expect("it runs").kill();
-    }
-
-    /// Where it serves.
-    pub fn socket(&self) -> PathBuf {
-        self.dir.path().join("private/node.sock")
-    }
-
-    /// A client of it on this device.
-    ///
-    /// # Panics
-    /// Where it cannot be opened.
-    pub fn client(&self, device: &CudaDevice) -> StoreClient<CudaDevice> {
-        StoreClient::connect(device.clone(), self.socket(), Options::default()).expect("the node serves")
-    }
-
-    fn ask(&self, ask: &Ask) -> Told {
-        let peer = self.peer.as_ref().expect("it runs");
-        peer.link().send(ask, &[]);
-        peer.link().expect()
-    }
-
-    fn number(&self, ask: &Ask) -> u64 {
-        match self.ask(ask) {
-            Told::Number(number) => number,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn text(&self, ask: &Ask) -> String {
-        match self.ask(ask) {
-            Told::Text(text) => text,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    /// As [`rig::Rig::counter`].
-    pub fn counter(&self, name: &str, labels: &[&str]) -> u64 {
-        counter(&self.text(&Ask::Metrics), name, labels)
-    }
-
-    /// How many values were stored by this path.
-    pub fn stored(&self, path: &str) -> u64 {
-        let path = format!("path=\"{path}\"");
-        self.counter("haulier_operations_total", &["op=\"put\"", &path, "outcome=\"stored\""])
-    }
-
-    /// How many requests to put came.
-    pub fn puts(&self) -> u64 {
-        self.counter("haulier_operations_total", &["op=\"put\""])
-    }
-
-    /// How many values came by staging for this reason.
-    pub fn fell_back(&self, reason: &str) -> u64 {
-        self.counter("haulier_fallbacks_total", &[&format!("reason=\"{reason}\"")])
-    }
-
-    /// How many imports its driver has open.
-    pub fn open_imports(&self) -> u64 {
-        self.number(&Ask::OpenImports)
-    }
-
-    /// How often its driver's function was called.
-    pub fn calls(&self, function: &str) -> u64 {
-        self.number(&Ask::Count(function.into()))
-    }
-
-    /// Plans faults in its driver.
-    pub fn faults(&self, plan: &str) {
-        self.number(&Ask::Faults(plan.into()));
-    }
-
-    /// Checks that each call had the right device current, and that no device was waited for as a whole.
-    ///
-    /// # Panics
-    /// With the calls that had not.
-    pub fn every_call_had_its_device(&self) {
-        assert_eq!(self.text(&Ask::Misplaced), "", "in the node");
-        assert_eq!(self.calls("cuCtxSynchronize"), 0, "the node waited for a whole device");
-    }
-}
-
-/// What a client's process does.
-#[derive(Debug, Serialize, Deserialize)]
-struct Puts {
-    socket: PathBuf,
-    logical: u32,
-    /// For each value the byte that it is made of; the key is its index.
-    bytes: Vec<u8>,
-    len: usize,
-}
-
-/// Puts what it is told to, and waits to be killed.
-///
-/// # Panics
-/// Where a put fails.
-pub fn client(link: &Link) {
-    let Puts { socket, logical, bytes, len } = link.expect();
-    let device = device(logical);
-    let client = StoreClient::connect(device.clone(), socket, Options::default()).expect("the node serves");
-    let mut kept = Vec::new();
-    for (key, byte) in bytes.iter().enumerate() {
-        let buffer = filled(&device, &vec![*byte; len]);
-        client.put(&key.to_string(), &buffer).expect("it is stored");
-        kept.push(buffer);
-    }
-    link.send(&device.identity().uuid, &[]);
-    // Until the other end is gone.
-    let _ = link.receive::<()>();
-}
-
-/// A client in another process that has put a value of each byte and holds the memory. `environment` is for its driver.
-///
-/// # Panics
-/// Where it fails.
-pub fn client_process(
-    node: &CudaNode,
-    logical: u32,
-    bytes: &[u8],
-    len: usize,
-    environment: &[(&'static str, &'static str)],
-) -> (Peer, DeviceUuid) {
-    let peer = Peer::start_with(node.program, CLIENT, |command| {
-        command.envs(environment.iter().copied());
-    });
-    peer.link().send(&Puts { socket: node.socket(), logical, bytes: bytes.to_vec(), len }, &[]);
-    let uuid = peer.link().expect();
-    (peer, uuid)
-}
+pub type CudaNode = SimNode<Driver>;
 
 /// A device of the CUDA backend on the simulated driver, for the conformance suite: [`DriverFixture`], and what only a
 /// simulator can do.

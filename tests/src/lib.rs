@@ -11,4 +11,5 @@ pub mod peer;
 pub mod process;
 pub mod proof;
 pub mod rig;
+pub mod simulated;
 pub mod world;

@@ -2,54 +2,28 @@
 //! process, with simulated runtimes of one machine. No NPU takes part.
 
 use std::{
-    env, fs,
+    fs,
     io::{BufRead, BufReader},
     path::PathBuf,
-    process::{self, Command, Stdio},
+    process::{Command, Stdio},
     thread,
-    time::Duration,
 };
 
 use backend_ascend::AscendDevice;
-use hal::{Buffer, DeviceExt, Region};
+use hal::DeviceExt;
 use haulier::{Error, Options, Payload, Put, StoreClient};
 use haulier_sim::log::Call;
 use haulier_tests::{
     acl,
-    ascend::{LIBRARY, RELEASE, device, install_into, on, sim, stream},
+    ascend::{Runtime, alone, device, filled, has_context, is_9, on, peek, sim, stream},
     conformance::pattern,
     process::{Process, binary_with_ascend},
+    simulated::misplaced,
 };
 use tempfile::TempDir;
 
-/// Names the test that a process is there for.
-const ALONE: &str = "HAULIER_TEST_ALONE";
 /// More than what may travel inside a message.
 const LEN: usize = 64 << 10;
-
-/// Runs the calling test's `body` in processes of their own, with a runtime as of CANN 8.5 and as of CANN 9.
-fn alone(body: impl FnOnce()) {
-    let test = thread::current().name().expect("called on the test's own thread").to_owned();
-    if env::var(ALONE).as_deref() == Ok(&test) {
-        thread::spawn(|| {
-            thread::sleep(Duration::from_secs(300));
-            eprintln!("the test hangs");
-            process::abort();
-        });
-        return body();
-    }
-    for release in ["8.5.0", "9.0.0"] {
-        let folder = tempfile::tempdir().unwrap();
-        let mut again = Command::new(env::current_exe().unwrap());
-        again.args([&test, "--exact", "--nocapture", "--test-threads=1"]).env(ALONE, &test);
-        again.env(LIBRARY, install_into(folder.path(), release)).env(RELEASE, release);
-        let output = again.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        let passed = output.status.success() && said.contains("1 passed");
-        let err = String::from_utf8_lossy(&output.stderr);
-        assert!(passed, "CANN {release}: {}\n{said}{err}", output.status);
-    }
-}
 
 /// The daemon, which opens memory of NPUs.
 struct Daemon {
@@ -91,37 +65,10 @@ impl Daemon {
     }
 }
 
-/// The calls that had another device current than the one they were about, or none where they need one.
-fn misplaced(calls: Vec<Call>) -> Vec<Call> {
-    assert!(!calls.is_empty(), "nothing was called, so this shows nothing");
-    let needs_a_context = |call: &Call| {
-        ["Malloc", "Free", "Memcpy", "Stream", "Synchronize", "Ipc", "HostRegister", "HostUnregister"]
-            .iter()
-            .any(|family| call.function.starts_with(&format!("aclrt{family}")))
-    };
-    let astray = |call: &Call| call.device.is_none() || call.owner.is_some_and(|o| call.device != Some(o));
-    calls.into_iter().filter(|call| needs_a_context(call) && astray(call)).collect()
-}
-
-fn filled(device: &AscendDevice, bytes: &[u8]) -> Buffer<AscendDevice> {
-    let buffer = device.buffer(bytes.len()).unwrap();
-    sim().poke(buffer.region().addr as u64, bytes).unwrap();
-    buffer
-}
-
-fn peek(region: Region) -> Vec<u8> {
-    sim().peek(region.addr as u64, region.len).unwrap()
-}
-
-fn has_context() -> bool {
-    let mut context = 0usize;
-    acl!(aclrtGetCurrentContext(&mut context => *mut usize)) == 0 && context != 0
-}
-
 /// P01, P02, P03: clients on two devices, whose threads have no context, and a daemon where nobody sets a device.
 #[test]
 fn two_devices_interleaved_from_threads_without_a_context_have_the_right_one_in_each_call() {
-    alone(|| {
+    alone(&[], || {
         let daemon = Daemon::start(&[]);
         thread::scope(|scope| {
             for logical in [0, 1] {
@@ -145,7 +92,7 @@ fn two_devices_interleaved_from_threads_without_a_context_have_the_right_one_in_
         });
         for calls in [sim().log(), daemon.calls()] {
             assert!(calls.iter().filter(|call| call.function == "aclrtSetDevice").count() <= 2);
-            let wrong = misplaced(calls);
+            let wrong = misplaced::<Runtime>(calls);
             assert!(wrong.is_empty(), "{wrong:#?}");
         }
         // A put and a get into each buffer, by key.
@@ -159,7 +106,7 @@ fn two_devices_interleaved_from_threads_without_a_context_have_the_right_one_in_
 /// P14, P16.
 #[test]
 fn a_put_waits_for_the_stream_that_was_named_and_sends_what_it_wrote() {
-    alone(|| {
+    alone(&[], || {
         let daemon = Daemon::start(&[]);
         let device = device(1);
         let client = daemon.client(device);
@@ -194,7 +141,7 @@ fn a_put_waits_for_the_stream_that_was_named_and_sends_what_it_wrote() {
 /// P25, P37: what the daemon's runtime refuses goes by staging, in the same call.
 #[test]
 fn what_cannot_be_opened_there_goes_by_staging() {
-    alone(|| {
+    alone(&[], || {
         let daemon = Daemon::start(&[("HAULIER_SIM_FAULTS", "aclrtIpcMemImportByKey=507899")]);
         let device = device(0);
         let client = daemon.client(device);
@@ -209,7 +156,7 @@ fn what_cannot_be_opened_there_goes_by_staging() {
 /// P35: the daemon sees the devices in another order.
 #[test]
 fn the_daemon_opens_memory_on_the_same_npu_whatever_its_number_there() {
-    alone(|| {
+    alone(&[], || {
         let daemon = Daemon::start(&[("ASCEND_RT_VISIBLE_DEVICES", "1,0")]);
         let device = device(0);
         let client = daemon.client(device);
@@ -225,7 +172,7 @@ fn the_daemon_opens_memory_on_the_same_npu_whatever_its_number_there() {
 /// P28: the driver has no ids for memory of others, and says nothing when it is freed.
 #[test]
 fn freed_and_reused_addresses_are_read_anew() {
-    alone(|| {
+    alone(&[], || {
         let daemon = Daemon::start(&[]);
         let device = device(0);
         let client = daemon.client(device);
@@ -243,8 +190,7 @@ fn freed_and_reused_addresses_are_read_anew() {
             assert_eq!(on(&device, || acl!(aclrtFree(pointer => usize))), 0);
             assert!(client.get("k").unwrap() == bytes, "stale bytes in round {round}");
         }
-        let by_key = env::var(RELEASE).unwrap().starts_with('9');
-        assert_eq!(daemon.count("aclrtIpcMemImportByKey"), if by_key { 200 } else { 0 });
+        assert_eq!(daemon.count("aclrtIpcMemImportByKey"), if is_9() { 200 } else { 0 });
         // The client is still there, and nothing is left open: closed before the answer, as CANN wants it.
         assert_eq!(daemon.count("aclrtIpcMemClose"), daemon.count("aclrtIpcMemImportByKey"));
         drop(client);

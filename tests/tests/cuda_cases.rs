@@ -11,9 +11,10 @@ use haulier::{Error, Options, Payload, Put, StoreClient};
 use haulier_tests::{
     conformance::{pattern, read, write},
     cu,
-    cuda::{self, CudaNode, alone, client_process, device, filled, misplaced, on, peek, sim},
+    cuda::{self, CudaNode, alone, device, filled, misplaced, on, peek, sim},
     process::Serve,
     rig::{counter, eventually},
+    simulated::client_process,
 };
 
 const PEER: &str = env!("CARGO_BIN_EXE_haulier-peer");

@@ -6,9 +6,10 @@ use backend_cpu::strict::{MachineOwner, StrictDevice};
 use hal::{Buffer, Device, DeviceUuid, LogicalId};
 use haulier::{Error, Options, Registered, StoreClient};
 use haulier_tests::{
-    cuda,
+    ascend, cuda,
     peer::{self, Link},
     rig::{filled, machine},
+    simulated::{self, Simulated},
 };
 use serde::{Deserialize, Serialize};
 
@@ -17,8 +18,10 @@ fn main() {
     match role.as_str() {
         "client" => client(&link),
         "exits" => exits(&link),
-        cuda::NODE => cuda::serve(&link),
-        cuda::CLIENT => cuda::client(&link),
+        cuda::Driver::NODE => simulated::serve::<cuda::Driver>(&link),
+        cuda::Driver::CLIENT => simulated::client::<cuda::Driver>(&link),
+        ascend::Runtime::NODE => simulated::serve::<ascend::Runtime>(&link),
+        ascend::Runtime::CLIENT => simulated::client::<ascend::Runtime>(&link),
         other => panic!("there is no role {other}"),
     }
 }

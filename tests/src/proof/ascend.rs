@@ -16,7 +16,8 @@ use crate::{
 };
 
 /// The Ascend backend.
-pub(super) struct Ascend;
+#[derive(Debug)]
+pub struct Ascend;
 
 impl Backend for Ascend {
     type Device = AscendDevice;

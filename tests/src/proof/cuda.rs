@@ -15,7 +15,9 @@ use crate::{
     fixture::Fixture,
 };
 
-pub(super) struct Cuda;
+/// The CUDA backend.
+#[derive(Debug)]
+pub struct Cuda;
 
 impl Backend for Cuda {
     type Device = CudaDevice;

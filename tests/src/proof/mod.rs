@@ -10,7 +10,12 @@
 //! A backend is added with one implementation of [`Backend`] and one line in [`main`]. The program says where it ran, and
 //! takes a simulated driver only where it is told to.
 
-use std::{env, path::PathBuf, process::ExitCode, time::Instant};
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Instant,
+};
 
 use hal::{Device, Region};
 use haulier::{
@@ -34,6 +39,8 @@ mod cpu;
 mod cuda;
 pub mod readiness;
 pub mod speed;
+
+pub use self::{ascend::Ascend, cuda::Cuda};
 
 /// What a proof runs on.
 #[derive(Debug)]
@@ -108,7 +115,7 @@ struct Setup {
     imports: bool,
 }
 
-/// A node in a process of its own: this program again.
+/// A node in a process of its own, of `haulier-proof`.
 struct ProofNode {
     dir: TempDir,
     /// Ends it.
@@ -116,9 +123,9 @@ struct ProofNode {
 }
 
 impl ProofNode {
-    fn start<B: Backend>(path: Way, pool: u64) -> Self {
+    fn start<B: Backend>(program: &Path, path: Way, pool: u64) -> Self {
         let dir = tempfile::tempdir().expect("a private directory");
-        let node = ProofNode { dir, peer: Peer::again(&format!("{NODE}{}", B::NAME)) };
+        let node = ProofNode { dir, peer: Peer::start(program, &format!("{NODE}{}", B::NAME)) };
         node.peer.link().send(&Setup { socket: node.socket(), pool, imports: path == Way::Ipc }, &[]);
         let () = node.peer.link().expect();
         node
@@ -146,8 +153,10 @@ fn serve<B: Backend>(link: &Link) {
 
 /// How payloads are to travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+pub enum Way {
+    /// The node opens the device's memory.
     Ipc,
+    /// Through host memory.
     Staging,
 }
 
@@ -213,8 +222,8 @@ pub fn main() -> ExitCode {
     let name = asked.backend.as_deref().unwrap_or_default();
     let outcome = match name {
         cpu::Cpu::NAME => run::<cpu::Cpu>(&asked, role.as_ref()),
-        cuda::Cuda::NAME => run::<cuda::Cuda>(&asked, role.as_ref()),
-        ascend::Ascend::NAME => run::<ascend::Ascend>(&asked, role.as_ref()),
+        Cuda::NAME => run::<Cuda>(&asked, role.as_ref()),
+        Ascend::NAME => run::<Ascend>(&asked, role.as_ref()),
         other => Err(format!("there is no proof of a backend {other:?}; there are cpu, cuda, ascend")),
     };
     outcome.unwrap_or_else(|why| {

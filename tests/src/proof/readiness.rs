@@ -5,7 +5,8 @@
 //! row has a counterpart that waits for nothing, of which no value may be right.
 
 use std::{
-    fmt,
+    env, fmt,
+    path::Path,
     sync::{Arc, mpsc},
     thread,
     time::Duration,
@@ -35,12 +36,60 @@ const POOL: u64 = 64 << 20;
 
 /// One row.
 #[derive(Debug, Clone, Copy)]
-struct Row {
-    batch: bool,
-    pending: bool,
-    way: Way,
+pub struct Row {
+    /// Eight payloads in one call.
+    pub batch: bool,
+    /// Whether the work is still queued when they are put.
+    pub pending: bool,
+    /// How they are to travel.
+    pub way: Way,
     /// Whether the client waits, as it does unless it is told that the caller has waited.
-    waits: bool,
+    pub waits: bool,
+}
+
+/// Makes each row a test, on device 1 of a simulated driver: for a [`Backend`], what runs a test's body in a process of
+/// its own, and what to look at afterwards.
+#[macro_export]
+macro_rules! readiness_matrix {
+    ($backend:ty, $alone:path, $afterwards:expr) => {
+        $crate::readiness_matrix! {
+            @ $backend, $alone, $afterwards,
+            single_pending_by_ipc: false, true, Ipc, true;
+            single_ready_by_ipc: false, false, Ipc, true;
+            batch_pending_by_ipc: true, true, Ipc, true;
+            batch_ready_by_ipc: true, false, Ipc, true;
+            single_pending_by_staging: false, true, Staging, true;
+            single_ready_by_staging: false, false, Staging, true;
+            batch_pending_by_staging: true, true, Staging, true;
+            batch_ready_by_staging: true, false, Staging, true;
+            // The test of the test: who does not wait stores stale bytes every time.
+            single_pending_by_ipc_without_waiting: false, true, Ipc, false;
+            batch_pending_by_ipc_without_waiting: true, true, Ipc, false;
+            single_pending_by_staging_without_waiting: false, true, Staging, false;
+            batch_pending_by_staging_without_waiting: true, true, Staging, false;
+            single_ready_by_ipc_without_waiting: false, false, Ipc, false;
+            batch_ready_by_staging_without_waiting: true, false, Staging, false;
+        }
+    };
+    (@ $backend:ty, $alone:path, $afterwards:expr,
+        $($name:ident: $batch:expr, $pending:expr, $way:ident, $waits:expr;)*) => {
+        /// P14, P15.
+        mod matrix {
+            use super::*;
+
+            $(#[test]
+            fn $name() {
+                use $crate::proof::{Way, readiness::{Row, twenty_puts}};
+
+                $alone(&[], || {
+                    let row = Row { batch: $batch, pending: $pending, way: Way::$way, waits: $waits };
+                    let right = twenty_puts::<$backend>(env!("CARGO_BIN_EXE_haulier-proof").as_ref(), 1, row);
+                    assert_eq!(right, row.expected(), "of 20 are right");
+                    $afterwards();
+                });
+            })*
+        }
+    };
 }
 
 impl Row {
@@ -62,8 +111,8 @@ impl Row {
     }
 
     /// How many of the trials are to have the right bytes.
-    fn expected(self) -> usize {
-        if self.waits { TRIALS } else { 0 }
+    pub fn expected(self) -> usize {
+        if self.waits || !self.pending { TRIALS } else { 0 }
     }
 }
 
@@ -88,7 +137,8 @@ impl Matrix {
             let (name, ran) = (format!("[{}/0] readiness::{row}", B::NAME), Arc::clone(&self.0));
             Trial::test(name.clone(), move || {
                 let outcome = watched(&name, || {
-                    let right = twenty_puts::<B>(row);
+                    let program = env::current_exe().expect("/proc is mounted");
+                    let right = twenty_puts::<B>(&program, 0, row);
                     ran.lock().push((row, right));
                     assert_eq!(right, row.expected(), "of {TRIALS} are right");
                 });
@@ -130,10 +180,13 @@ fn put_all<D: Device>(
     }
 }
 
-/// How many of the trials stored the right bytes.
-fn twenty_puts<B: Backend>(row: Row) -> usize {
-    let node = ProofNode::start::<B>(row.way, POOL);
-    let f = &B::fixture(0);
+/// How many of the trials stored the right bytes. `program` is `haulier-proof`, where the node is.
+///
+/// # Panics
+/// Where a trial shows nothing, a payload went another way, or the client did not wait.
+pub fn twenty_puts<B: Backend>(program: &Path, device: u32, row: Row) -> usize {
+    let node = ProofNode::start::<B>(program, row.way, POOL);
+    let f = &B::fixture(device);
     f.enter();
     let client = node.client(f.device());
     let values = if row.batch { BATCH } else { 1 };

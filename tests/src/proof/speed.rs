@@ -3,6 +3,7 @@
 //! Every turn takes one sample of each thing that is compared, so that whatever else the machine does hits all of them.
 
 use std::{
+    env,
     fmt::Write,
     time::{Duration, Instant},
 };
@@ -71,7 +72,8 @@ pub fn measure<B: Backend>(found: &Found, quick: bool) -> String {
          path     size         turns       put us   without us   cost %   alone us   alone %   noise %\n",
     );
     for way in Way::BOTH {
-        let node = ProofNode::start::<B>(way, extent.pool);
+        let program = env::current_exe().expect("/proc is mounted");
+        let node = ProofNode::start::<B>(&program, way, extent.pool);
         let client = node.client(f.device());
         for &size in extent.sizes {
             rows_of::<B>(&mut speed, f, &client, way, size, extent.budget);
