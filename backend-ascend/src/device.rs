@@ -21,6 +21,7 @@ use crate::{
     AscendAllocation, AscendImport, AscendRegistration, AscendStream, BACKEND,
     copy::{self, Lanes},
     error::refused,
+    exit,
     ffi::{self, Context, Driver, Refusal, UserId},
     ipc::{self, Exports},
     memory::{self, Blocks},
@@ -117,6 +118,11 @@ impl System {
 
     fn of_this_process(&self, op: &'static str) -> Result<&Self> {
         let (loaded, this) = (self.driver.pid(), process::id());
+        if loaded == this && exit::has_begun() {
+            return Err(
+                Error::new(Kind::ShutDown, BACKEND, op).detail("the process is ending, and ACL with it")
+            );
+        }
         if loaded == this {
             return Ok(self);
         }
@@ -184,7 +190,7 @@ impl Card {
         let mut caps = Caps::default();
         caps.ipc_export = physical.is_some() && (driver.has_keys() || driver.has_shareable_export());
         caps.ipc_import = physical.is_some() && (driver.has_keys() || driver.has_shareable_import());
-        caps.register_host = driver.has_host_registration();
+        caps.register_host = driver.has_host_registration() && register::takes_unpinned();
         // The device's own memory is within its reach as it is; registering it is bookkeeping.
         caps.register_device = true;
         Card {
@@ -212,8 +218,8 @@ impl AscendDevice {
     /// Every device that this process can see, by user id. Initialises ACL, binds nothing.
     ///
     /// *Errors*: [`Kind::NotPresent`] without CANN, with a stub in its place, or without a device;
-    /// [`Kind::Unsupported`] for a CANN that is too old, and in a child that was forked after ACL was initialised; else
-    /// what ACL said.
+    /// [`Kind::Unsupported`] for a CANN that is too old, and in a child that was forked after ACL was initialised;
+    /// [`Kind::ShutDown`] once the process is ending, as in every later call; else what ACL said.
     pub fn all() -> Result<Vec<Self>> {
         let system = System::get("open")?;
         Ok((0..system.cards.len()).filter_map(|user| system.device(user)).collect())
@@ -345,7 +351,8 @@ impl AscendDevice {
 
     /// Gives back what a guard held, with the device current. What cannot be given back is logged and counted.
     pub(crate) fn give_back(&self, op: &'static str, call: impl FnOnce(&Driver) -> Result<()> + Send) {
-        // A forked child has a copy of the guard, and the parent gives back what it stands for.
+        // A forked child has a copy of the guard, and the parent gives back what it stands for. At the end of the process
+        // ACL does.
         if self.system.of_this_process(op).is_err() {
             return;
         }
@@ -378,6 +385,8 @@ impl AscendDevice {
         let set = || {
             driver.set_device(self.user()).map_err(|refusal| self.refused(op, refusal))?;
             let context = driver.current().map_err(|refusal| self.refused(op, refusal))?;
+            // What opening the device had the exit call stands in the list now.
+            exit::watch();
             context
                 .ok_or_else(|| self.plain(Kind::NotBound, op).detail("the device was set and has no context"))
         };
@@ -448,6 +457,10 @@ impl Device for AscendDevice {
     }
 
     unsafe fn restore(&self, AscendPrevious(previous): AscendPrevious) {
+        // In a forked child, and at the end of the process, there is nothing to restore.
+        if self.system.of_this_process("restore").is_err() {
+            return;
+        }
         if let Err(refusal) = self.driver().set_current(previous) {
             self.system.drop_failed(&self.refused("restore", refusal));
         }

@@ -17,7 +17,10 @@ use hal::{Device, Export, Exported, IpcHandle, Kind, Memory, NotExportable, Regi
 use self::{keys::Keys, mappings::Mapping};
 use crate::{
     AscendDevice,
-    ffi::{ACL_ERROR_RT_FEATURE_NOT_SUPPORT, ACL_ERROR_RT_PARAM_INVALID, IpcKey, KEY_LEN, Place, Refusal},
+    ffi::{
+        ACL_ERROR_RT_FEATURE_NOT_SUPPORT, ACL_ERROR_RT_PARAM_INVALID, Answer, Driver, IpcKey, KEY_LEN, Place,
+        Refusal,
+    },
     memory::{Around, Block, Origin, PAGE, around},
 };
 
@@ -159,16 +162,32 @@ pub(crate) fn import(
         }
     })?;
     let len = handle.len as usize;
-    let opened_here = !matches!(how, How::OwnMemory);
-    if opened_here {
+    if !matches!(how, How::OwnMemory) {
+        // The length is the peer's word.
+        if !reaches(device, addr, len) {
+            // SAFETY: nobody has had the address.
+            if let Err(leak) = unsafe { close(device.driver(), &how) } {
+                tracing::warn!(?leak, "an import that was refused was not taken back");
+            }
+            return Err(refuse(format!("the handle says {len} bytes, and the memory has fewer")));
+        }
         device.blocks().imported(addr, len, device.uuid());
     }
-    let import = AscendImport { device: *device, region: device.region(addr, len), how };
-    // The length is the peer's word. Memory that is too short is closed again.
-    if opened_here && !reaches(device, addr, len) {
-        return Err(refuse(format!("the handle says {len} bytes, and the memory has fewer")));
+    Ok(AscendImport { device: *device, region: device.region(addr, len), how })
+}
+
+/// Takes one import back.
+///
+/// # Safety
+/// Nobody may use the memory by it any more.
+unsafe fn close(driver: &Driver, how: &How) -> Answer<()> {
+    match how {
+        How::OwnMemory => Ok(()),
+        // SAFETY: the caller's promise; it was opened once.
+        How::Key(key) => unsafe { driver.close_key(key) },
+        // SAFETY: as above.
+        How::Mappings(mapping) => unsafe { mapping.close(driver) },
     }
-    Ok(import)
 }
 
 /// Whether ACL agrees that imported memory is so long: by its range, or, where that is not to be had, by its last byte.
@@ -231,13 +250,8 @@ impl Drop for AscendImport {
         device.give_back(OP, |driver| {
             // Before ACL may give the address to somebody else.
             device.blocks().import_closed(addr);
-            let closed = match how {
-                How::OwnMemory => Ok(()),
-                // SAFETY: opened once for this import; whoever uses the memory holds the import.
-                How::Key(key) => unsafe { driver.close_key(key) },
-                // SAFETY: as above.
-                How::Mappings(mapping) => unsafe { mapping.close(driver) },
-            };
+            // SAFETY: whoever uses the memory holds the import.
+            let closed = unsafe { close(driver, how) };
             closed.map_err(|refusal| device.refused(OP, refusal))
         });
     }

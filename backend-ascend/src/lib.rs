@@ -16,11 +16,13 @@
 //! | `ipc` | export, and [`AscendImport`] |
 //! | `register` | [`AscendRegistration`] |
 //! | [`error`] | what ACL's codes mean |
+//! | `exit` | the end of the process, which ACL does not outlive |
 //! | `ffi` | the library and its calls |
 
 mod copy;
 mod device;
 pub mod error;
+mod exit;
 mod ffi;
 mod ipc;
 mod memory;

@@ -60,13 +60,6 @@ impl Pin for HostPins<'_> {
     fn pin(&self, addr: usize, len: usize) -> Result<()> {
         const OP: &str = "register";
         let device = self.0;
-        if !takes_unpinned() && !is_pinned(device, OP, addr, len)? {
-            return Err(device.plain(Kind::InvalidArgument, OP).detail(format!(
-                "{len} bytes at {addr:#x} are not pinned, and on Linux {}.{} and older ACL registers only what is \
-                 (aclrtMallocHost)",
-                UNPINNED_ABOVE.0, UNPINNED_ABOVE.1
-            )));
-        }
         let pinner = match device.driver().register_host(addr, len) {
             Ok(()) => Pinner::Device(*device),
             // Not by us, since the registry asks once.
@@ -109,10 +102,14 @@ fn is_pinned(device: &AscendDevice, op: &'static str, addr: usize, len: usize) -
     Ok(true)
 }
 
-/// Whether ACL may be given memory that is not pinned yet, on this kernel.
-fn takes_unpinned() -> bool {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    kernel(&release).is_none_or(|kernel| kernel > UNPINNED_ABOVE)
+/// Whether ACL may be given memory that is not pinned yet, on this kernel. Where it may not, there is nothing to
+/// register: what is pinned (`aclrtMallocHost`) needs no registration.
+pub(crate) fn takes_unpinned() -> bool {
+    above(&fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default())
+}
+
+fn above(release: &str) -> bool {
+    kernel(release).is_none_or(|kernel| kernel > UNPINNED_ABOVE)
 }
 
 fn kernel(release: &str) -> Option<(u32, u32)> {
@@ -141,7 +138,12 @@ pub(crate) fn register(bound: &Bound<'_, AscendDevice>, region: Region) -> Resul
     let _relaxed = AscendDevice::unspoiled(bound, OP)?;
     let registered = match place {
         Place::Host => {
-            device.needs(hal::Device::caps(device).register_host, OP)?;
+            if !hal::Device::caps(device).register_host {
+                return Err(device.plain(Kind::Unsupported, OP).detail(
+                    "this CANN has no aclrtHostRegister, or Linux is 5.10 or older, where it takes only memory of \
+                     aclrtMallocHost, which needs none; memory that is not registered is copied all the same",
+                ));
+            }
             if !addr.is_multiple_of(PAGE) {
                 return Err(misaligned(device.plain(Kind::InvalidArgument, OP), addr));
             }
@@ -189,6 +191,15 @@ mod tests {
         assert_eq!(kernel("5.10.0-60.18.0.50.oe2203.aarch64\n"), Some((5, 10)));
         assert_eq!(kernel("6.18.44-fc\n"), Some((6, 18)));
         assert_eq!((kernel(""), kernel("next")), (None, None));
-        assert!((4, 19) <= UNPINNED_ABOVE && (5, 11) > UNPINNED_ABOVE);
+    }
+
+    #[test]
+    fn on_old_kernels_no_host_memory_is_registered() {
+        for old in ["4.19.90-2003.4.0.0036.oe1.aarch64", "5.10.0-60.18.0.50.oe2203.aarch64"] {
+            assert!(!above(old), "{old}");
+        }
+        for new in ["5.11.0", "6.6.0-28.0.0.34.oe2403.aarch64", "", "next"] {
+            assert!(above(new), "{new}");
+        }
     }
 }

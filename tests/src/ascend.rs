@@ -74,7 +74,7 @@ pub fn install(release: &str) -> Option<TempDir> {
     Some(install_simulator(release).expect("the simulated runtime is built"))
 }
 
-/// As [`install`], whatever the process is.
+/// As [`install()`], whatever the process is.
 ///
 /// # Errors
 /// Where the runtime is not built or there is no room for it.

@@ -10,7 +10,10 @@ use std::{
     process, ptr,
 };
 
+use hal::Kind;
+
 use super::{bindings::*, library::Library};
+use crate::error;
 
 /// Addresses are 64 bits wide and share one space with the host's.
 const _: () = assert!(usize::BITS == 64);
@@ -382,7 +385,8 @@ impl Driver {
         }
     }
 
-    /// Whether the stream is being captured. A CANN without the question has no capture that could be known.
+    /// Whether the stream is being captured. A CANN without the question has no capture that could be known, and a device
+    /// on which it is not supported has none.
     ///
     /// # Safety
     /// As [`synchronize`](Driver::synchronize).
@@ -394,7 +398,9 @@ impl Driver {
                 ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE => Capturing::Active,
                 _ => Capturing::Spoiled,
             }),
-            Err(Refusal { code: None, .. }) => Ok(Capturing::No),
+            Err(refusal) if refusal.code.is_none_or(|code| error::kind(code) == Kind::Unsupported) => {
+                Ok(Capturing::No)
+            }
             Err(refusal) => Err(refusal),
         }
     }

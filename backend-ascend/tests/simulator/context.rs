@@ -1,6 +1,13 @@
 //! Contexts: obtained once, made current and given back, and threads that have none.
 
-use std::{env, fs, io, os::unix::process::CommandExt, process::Command, thread, time::Duration};
+use std::{
+    env, fs, io,
+    os::unix::process::CommandExt,
+    process::{self, Command},
+    sync::Mutex,
+    thread,
+    time::Duration,
+};
 
 use backend_ascend::AscendDevice;
 use hal::{Device, DeviceExt, Kind, Memory, Workers};
@@ -254,6 +261,38 @@ fn a_driver_that_has_shut_down_gives_errors_and_no_panic() {
         assert_eq!(bound.allocate(1).unwrap_err().vendor_code(), Some(507000));
         drop((registration, memory, bound));
         assert_eq!(device.bind_current().map(drop).unwrap_err().vendor_code(), Some(507000));
+    });
+}
+
+unsafe extern "C" {
+    safe fn atexit(run: extern "C" fn()) -> i32;
+}
+
+/// What an application still holds when its static objects are destroyed.
+static LEFT: Mutex<Option<(AscendDevice, Box<dyn Send>)>> = Mutex::new(None);
+
+extern "C" fn drop_what_is_left() {
+    let Some((device, guards)) = LEFT.lock().unwrap().take() else { return };
+    drop(guards);
+    let shut_down = device.bind_current().map(drop).unwrap_err().kind() == Kind::ShutDown
+        && device.buffer(1).map(drop).unwrap_err().kind() == Kind::ShutDown
+        && AscendDevice::all().map(drop).unwrap_err().kind() == Kind::ShutDown;
+    if !shut_down || device.failed_drops() != 0 {
+        eprintln!("shut down: {shut_down}, failed drops: {}", device.failed_drops());
+        process::abort();
+    }
+}
+
+/// P78: ACL goes first, as it is opened last.
+#[test]
+fn what_is_dropped_after_acl_has_ended_with_the_process_disturbs_nothing() {
+    alone(|_| {
+        assert_eq!(atexit(drop_what_is_left), 0);
+        let device = device(1);
+        let memory = device.buffer(4096).unwrap();
+        let registrations = [memory.region(), pages(4096)]
+            .map(|region| device.bound(|bound| bound.register(region)).unwrap());
+        *LEFT.lock().unwrap() = Some((device, Box::new((registrations, memory))));
     });
 }
 

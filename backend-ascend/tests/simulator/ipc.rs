@@ -302,6 +302,16 @@ fn a_handle_that_promises_more_than_there_is_opens_nothing() {
             let error = bound.import_ipc(&handle, vec![]).map(drop).unwrap_err();
             assert_eq!(error.kind(), Kind::ImportRefused, "{error}");
             assert_eq!((sim.open_imports(), device.failed_drops()), (Ok(0), 0));
+            // Nor does it change what is known of an honest one that is open.
+            handle.len = MIB as u64;
+            let honest = bound.import_ipc(&handle, vec![]).unwrap();
+            handle.len = 1 << 30;
+            bound.import_ipc(&handle, vec![]).map(drop).unwrap_err();
+            let addr = honest.region().addr;
+            assert_eq!(bound.locate(addr, 2 * MIB).unwrap_err().kind(), Kind::InvalidRange);
+            assert_eq!(bound.locate(addr, MIB).unwrap().region, honest.region());
+            drop(honest);
+            assert_eq!((sim.open_imports(), device.failed_drops()), (Ok(0), 0));
             return;
         }
         let memory = bound.allocate(MIB).unwrap();

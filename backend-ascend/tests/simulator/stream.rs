@@ -223,3 +223,20 @@ fn a_stream_that_is_never_waited_for_is_refused() {
         }
     });
 }
+
+/// As on a device that captures nothing. A question that fails otherwise is no answer.
+#[test]
+fn a_device_without_captures_is_waited_for() {
+    alone(|sim| {
+        let device = device(0);
+        enter(&sim, 0);
+        let bound = device.bind_current().unwrap();
+        let stream = stream(&sim);
+        for code in [207000, 200001, 200006] {
+            sim.plan_faults(&format!("aclmdlRICaptureGetInfo:1={code}")).unwrap();
+            bound.sync_stream(stream, patient()).unwrap();
+        }
+        sim.plan_faults("aclmdlRICaptureGetInfo:1=507899").unwrap();
+        assert_eq!(bound.sync_stream(stream, patient()).unwrap_err().vendor_code(), Some(507899));
+    });
+}
