@@ -30,6 +30,8 @@ pub enum Need {
     Unshareable,
     /// The driver says of memory that it did not allocate that it is the host's.
     ForeignPointers,
+    /// The driver registers host memory.
+    RegisterHost,
     /// The driver limits the size of a registration.
     RegisterLimit,
     /// The driver registers aligned addresses only.

@@ -34,15 +34,13 @@ struct Daemon {
 impl Daemon {
     fn start(environment: &[(&str, &str)]) -> Self {
         let place = tempfile::tempdir().unwrap();
-        let mut command = Command::new(binary_with_ascend());
-        command.args(["serve", "--pool", "256MiB", "--backend", "ascend", "--socket"]);
-        command.arg(place.path().join("private/node.sock"));
-        command.env("HAULIER_SIM_LOG", place.path()).envs(environment.iter().copied());
-        command.stdout(Stdio::piped());
-        let mut child = Process::spawn(&mut command).unwrap();
-        let ready = BufReader::new(child.take_stdout().unwrap()).lines().next().unwrap().unwrap();
-        assert!(ready.contains("node.sock"), "{ready}");
-        Daemon { process: child, place }
+        Daemon { process: serve(&place, environment), place }
+    }
+
+    /// Ends it with SIGKILL, and starts another one in its place.
+    fn replace(&mut self) {
+        self.process.kill();
+        self.process = serve(&self.place, &[]);
     }
 
     fn client(&self, device: AscendDevice) -> StoreClient<AscendDevice> {
@@ -63,6 +61,18 @@ impl Daemon {
     fn count(&self, function: &str) -> usize {
         self.calls().iter().filter(|call| call.function == function).count()
     }
+}
+
+fn serve(place: &TempDir, environment: &[(&str, &str)]) -> Process {
+    let mut command = Command::new(binary_with_ascend());
+    command.args(["serve", "--pool", "256MiB", "--backend", "ascend", "--socket"]);
+    command.arg(place.path().join("private/node.sock"));
+    command.env("HAULIER_SIM_LOG", place.path()).envs(environment.iter().copied());
+    command.stdout(Stdio::piped());
+    let mut child = Process::spawn(&mut command).unwrap();
+    let ready = BufReader::new(child.take_stdout().unwrap()).lines().next().unwrap().unwrap();
+    assert!(ready.contains("node.sock"), "{ready}");
+    child
 }
 
 /// P01, P02, P03: clients on two devices, whose threads have no context, and a daemon where nobody sets a device.
@@ -194,5 +204,43 @@ fn freed_and_reused_addresses_are_read_anew() {
         // The client is still there, and nothing is left open: closed before the answer, as CANN wants it.
         assert_eq!(daemon.count("aclrtIpcMemClose"), daemon.count("aclrtIpcMemImportByKey"));
         drop(client);
+    });
+}
+
+/// P09: the threads that find the daemon gone, find the new one and register there have no context.
+#[test]
+fn after_kill_9_of_the_daemon_a_client_goes_on_by_ipc_from_threads_without_a_context() {
+    alone(&[], || {
+        let mut daemon = Daemon::start(&[]);
+        let device = device(1);
+        let client = daemon.client(device);
+        let (buffer, host) = (filled(&device, &pattern(1, LEN)), vec![7; LEN]);
+        let registered = client.register_buffer(&buffer).unwrap();
+        assert_eq!(client.put("before", &buffer).unwrap(), Put::Stored);
+        for round in 0..3u8 {
+            daemon.replace();
+            sim().clear_log().unwrap();
+            thread::scope(|scope| {
+                let put = || {
+                    let put = client.put("after", &buffer);
+                    (put, has_context())
+                };
+                let (put, bound) = scope.spawn(put).join().unwrap();
+                assert_eq!(put.unwrap(), Put::Stored, "round {round}");
+                assert!(!bound, "the caller's thread was left bound");
+            });
+            assert_eq!(client.put("host", &host).unwrap(), Put::Stored);
+            assert!(client.get("after").unwrap() == pattern(1, LEN));
+            assert!(matches!(client.get("before"), Err(Error::NotFound)), "it died with the daemon");
+            let imports: Vec<_> = daemon.calls();
+            let imports = imports.iter().filter(|call| call.function == "aclrtIpcMemImportByKey");
+            assert!(imports.map(|call| (call.device, call.status)).eq([(Some(1), Some(0))]), "round {round}");
+            for calls in [sim().log(), daemon.calls()] {
+                let wrong = misplaced::<Runtime>(calls);
+                assert!(wrong.is_empty(), "{wrong:#?}");
+            }
+        }
+        drop(registered);
+        assert_eq!((device.registrations(), device.failed_drops(), sim().retained(1)), (0, 0, Ok(1)));
     });
 }

@@ -248,7 +248,6 @@ impl Fixture<AscendDevice> for DriverFixture {
 
     fn lacks(&self) -> &'static [(Need, &'static str)] {
         const LACKS: &[(Need, &str)] = &[
-            (Need::SecondDevice, "this machine has one device"),
             (Need::Unbind, "this driver takes no thread's device away"),
             (Need::Switches, "a driver does not say how often it was called"),
             (Need::Faults, "a driver is not made to refuse"),
@@ -259,7 +258,16 @@ impl Fixture<AscendDevice> for DriverFixture {
             (Need::RegisterAlignment, "this driver registers device memory at any address"),
             (Need::NoCaps, "a process has one runtime, and this one can do everything"),
         ];
-        if self.other.is_none() { LACKS } else { &LACKS[1..] }
+        // The same for each device of a process.
+        static HERE: OnceLock<Vec<(Need, &str)>> = OnceLock::new();
+        HERE.get_or_init(|| {
+            let one = self.other.is_none().then_some((Need::SecondDevice, "this machine has one device"));
+            let old = (!self.device.caps().register_host).then_some((
+                Need::RegisterHost,
+                "this CANN has no aclrtHostRegister, or takes pinned memory only, as on Linux 5.10 and older",
+            ));
+            LACKS.iter().copied().chain(one).chain(old).collect()
+        })
     }
 
     /// As a thread of an application that works with device 0 for good.
