@@ -205,6 +205,18 @@ impl DriverFixture {
         assert_eq!(status, 0);
     }
 
+    /// Whether streams can be captured here, by the same question as the backend's.
+    fn captures(&self) -> bool {
+        // SAFETY: only looked up.
+        let asks = unsafe { library().get::<unsafe extern "C" fn()>("aclmdlRICaptureGetInfo") }.is_ok();
+        let stream = self.stream().raw();
+        let (mut state, mut model) = (0, 0usize);
+        asks && on(
+            &self.device,
+            || acl!(aclmdlRICaptureGetInfo(stream => usize, &mut state => *mut i32, &mut model => *mut usize)),
+        ) == 0
+    }
+
     /// How many bytes the device has.
     fn memory(&self) -> usize {
         const HBM: i32 = 1;
@@ -266,7 +278,12 @@ impl Fixture<AscendDevice> for DriverFixture {
                 Need::RegisterHost,
                 "this CANN has no aclrtHostRegister, or takes pinned memory only, as on Linux 5.10 and older",
             ));
-            LACKS.iter().copied().chain(one).chain(old).collect()
+            let whole = self.unshareable().is_empty().then_some((
+                Need::Unshareable,
+                "here even the smallest memory begins with a page, so ACL shares all of it",
+            ));
+            let none = (!self.captures()).then_some((Need::Capture, "this device captures no stream"));
+            LACKS.iter().copied().chain(one).chain(old).chain(whole).chain(none).collect()
         })
     }
 
