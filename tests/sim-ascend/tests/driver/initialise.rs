@@ -44,6 +44,7 @@ driver_tests! {
     fn a_default_device_answers_and_binds_nothing_until_it_silently_does[](d) {
         assert_eq!(init(d, r#"{"defaultDevice":{"default_device":"0"}}"#), 0);
         let context = d.on(1);
+        // One thread after the other, since each binds device 0.
         thread::scope(|s| {
             s.spawn(|| {
                 // The process is on device 1, and this thread is told that it is on 0.
@@ -52,6 +53,8 @@ driver_tests! {
                 assert_eq!((d.pointer(pointer).unwrap().device, d.current().0, d.control.retained(0)), (0, 0, Ok(1)));
                 assert_ne!(d.current().1, context);
             });
+        });
+        thread::scope(|s| {
             s.spawn(|| {
                 ok!(d, aclrtSynchronizeStream(0u64));
                 assert_eq!((d.current().0, d.device()), (0, (0, 0)));
