@@ -24,7 +24,9 @@ use crate::{
 
 mod driver;
 
-pub use self::driver::{DriverFixture, device, event, is_reached, library, on, queue_fill, stream, wait_for};
+pub use self::driver::{
+    DriverFixture, device, event, expandable, is_reached, library, on, queue_fill, stream, wait_for,
+};
 
 /// Where the backend looks for the runtime.
 pub const LIBRARY: &str = "HAULIER_ASCENDCL";

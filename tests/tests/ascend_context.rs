@@ -2,7 +2,14 @@
 //! on simulated runtimes of one machine as of CANN 9 and of CANN 8.5. No NPU takes part.
 
 use std::{
-    io, os::unix::process::CommandExt, process, process::Command, sync::Mutex, thread, time::Duration,
+    ffi::{CString, c_char},
+    fs, io,
+    os::unix::process::CommandExt,
+    process,
+    process::Command,
+    sync::Mutex,
+    thread,
+    time::Duration,
 };
 
 use backend_ascend::AscendDevice;
@@ -282,6 +289,109 @@ fn a_killed_client_leaves_nothing_open_and_its_device_was_the_one_with_its_uuid(
             assert!(client.get(key).unwrap() == vec![byte; LEN], "a value outlives whoever put it");
         }
         node.every_call_had_its_device();
+    });
+}
+
+/// P01, P10. As torch_npu configures ACL: a thread without a context is told that it is on device 0, and most calls bind
+/// that to it without a word.
+#[test]
+fn a_configured_default_device_is_never_taken_for_the_clients() {
+    alone(&[], || {
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("acl.json");
+        fs::write(&config, r#"{"defaultDevice":{"default_device":"0"}}"#).unwrap();
+        let path = CString::new(config.to_str().unwrap()).unwrap();
+        assert_eq!(acl!(aclInit(path.as_ptr() => *const c_char)), 0);
+        for node in [AscendNode::new(PEER), AscendNode::staging(PEER)] {
+            let client = node.client(&device(1));
+            thread::scope(|scope| {
+                for i in 0..4u8 {
+                    let client = &client;
+                    scope.spawn(move || {
+                        let (key, bytes) = (i.to_string(), pattern(i, LEN));
+                        let mut buffer = filled(client.device(), &bytes);
+                        drop(client.register_buffer(pages(i)).unwrap());
+                        assert_eq!(client.put(&key, &buffer).unwrap(), Put::Stored);
+                        sim().poke(buffer.region().addr as u64, &vec![0; LEN]).unwrap();
+                        client.get_into(&key, &mut buffer).unwrap();
+                        assert!(peek(buffer.region()) == bytes, "{key}");
+                        assert!(!has_context(), "the caller's thread was left bound");
+                    });
+                }
+            });
+            let astray: Vec<_> = sim().log().into_iter().filter(|call| call.device == Some(0)).collect();
+            assert!(astray.is_empty(), "{astray:#?}");
+            let wrong = misplaced();
+            assert!(wrong.is_empty(), "{wrong:#?}");
+        }
+        assert_eq!((sim().retained(0), sim().retained(1), device(1).failed_drops()), (Ok(0), Ok(1), 0));
+    });
+}
+
+/// P41: memory that ACL did not allocate, of which it may say nothing at all.
+#[test]
+fn host_memory_goes_whatever_acl_says_of_it() {
+    alone(&[], || {
+        for node in [AscendNode::new(PEER), AscendNode::staging(PEER)] {
+            let client = node.client(&device(1));
+            let (bytes, mut back) = (pattern(1, LEN), vec![0; LEN]);
+            for plan in ["", "aclrtPointerGetAttributes=507899"] {
+                sim().plan_faults(plan).unwrap();
+                let registered = client.register_buffer(pages(1)).unwrap();
+                client.upsert("k", &bytes).unwrap();
+                client.upsert("pages", pages(1)).unwrap();
+                assert_eq!(client.get_into("k", &mut back).unwrap(), LEN as u64);
+                assert!(back == bytes && client.get("pages").unwrap() == pages(1));
+                drop(registered);
+                // A pointer that the caller vouches for as nothing is not guessed at.
+                // SAFETY: the bytes live.
+                let raw = unsafe { Payload::raw(bytes.as_ptr().expose_provenance(), LEN) };
+                let put = client.upsert("raw", raw);
+                assert_eq!(put.is_ok(), plan.is_empty(), "{put:?}");
+                sim().clear_faults().unwrap();
+            }
+            let wrong = misplaced();
+            assert!(wrong.is_empty(), "{wrong:#?}");
+        }
+    });
+}
+
+/// P25: torch_npu's expandable segments, alone in a batch with ordinary memory.
+#[test]
+fn virtual_memory_goes_by_its_mappings_or_by_staging_and_the_rest_by_ipc() {
+    alone(&[], || {
+        const CHUNK: usize = 2 << 20;
+        let (node, device) = (AscendNode::new(PEER), device(1));
+        let client = node.client(&device);
+        let segment = ascend::expandable(&device, &[CHUNK; 4]);
+        // From the middle of one mapping into the next one but one.
+        let tensor = segment.part(CHUNK / 2, 2 * CHUNK).unwrap();
+        let bytes = pattern(9, tensor.len);
+        sim().poke(tensor.addr as u64, &bytes).unwrap();
+        let ordinary = [1, 2].map(|seed| filled(&device, &pattern(seed, LEN)));
+        // Only CANN 9 says where memory of others begins.
+        let mut staged = 0;
+        for (stored, refused) in [(3, false), (6, true)] {
+            if refused {
+                node.faults("aclrtMapMem=507899");
+            }
+            staged += u64::from(refused || !ascend::is_9());
+            client.clear().unwrap();
+            let puts = client.batch_put(vec![
+                ("a", Payload::from(&ordinary[0])),
+                // SAFETY: it lives as long as the process.
+                ("v", unsafe { Payload::raw(tensor.addr, tensor.len) }),
+                ("b", Payload::from(&ordinary[1])),
+            ]);
+            assert!(puts.iter().all(|put| matches!(put, Ok(Put::Stored))), "{puts:?}");
+            assert_eq!((node.stored("staging"), node.stored("ipc")), (staged, stored - staged), "{refused}");
+            assert!(client.get("v").unwrap() == bytes);
+            assert!(
+                client.get("a").unwrap() == pattern(1, LEN) && client.get("b").unwrap() == pattern(2, LEN)
+            );
+            assert_eq!(node.open_imports(), 0, "closed before the answer");
+        }
+        nothing_was_misplaced(&node);
     });
 }
 

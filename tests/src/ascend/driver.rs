@@ -136,6 +136,57 @@ pub fn wait_for(device: &AscendDevice, stream: AscendStream, event: u64) {
     assert_eq!(status, 0);
 }
 
+/// Virtual memory of chunks of these lengths, as torch_npu's expandable segments are. It lives as long as the process.
+///
+/// # Panics
+/// Where the runtime refuses.
+pub fn expandable(device: &AscendDevice, chunks: &[usize]) -> Region {
+    /// `aclrtPhysicalMemProp`.
+    #[repr(C)]
+    struct Properties {
+        handle_type: i32,
+        allocation_type: i32,
+        attribute: i32,
+        id: u32,
+        place: i32,
+        reserve: u64,
+    }
+    const HBM_HUGE: i32 = 4;
+    const ON_DEVICE: i32 = 1;
+    const HUGE_PAGES: u64 = 1;
+    let id = device.identity().logical.0;
+    let len = chunks.iter().sum::<usize>();
+    let addr = on(device, || {
+        let mut addr = 0usize;
+        let reserved = acl!(aclrtReserveMemAddress(
+            &mut addr => *mut usize, 2 * len => usize, 0 => usize, 0 => usize, HUGE_PAGES => u64
+        ));
+        assert_eq!(reserved, 0);
+        let mut at = addr;
+        for &chunk in chunks {
+            let properties = Properties {
+                handle_type: 0,
+                allocation_type: 0,
+                attribute: HBM_HUGE,
+                id,
+                place: ON_DEVICE,
+                reserve: 0,
+            };
+            let mut handle = 0usize;
+            let made = acl!(aclrtMallocPhysical(
+                &mut handle => *mut usize, chunk => usize, &properties => *const Properties, 0 => u64
+            ));
+            assert_eq!(made, 0);
+            let mapped =
+                acl!(aclrtMapMem(at => usize, chunk => usize, 0 => usize, handle => usize, 0 => u64));
+            assert_eq!(mapped, 0);
+            at += chunk;
+        }
+        addr
+    });
+    device.region(addr, len)
+}
+
 /// A device of the Ascend backend and what an application does with it, for the conformance suite on any runtime.
 pub struct DriverFixture {
     device: AscendDevice,
