@@ -395,6 +395,40 @@ fn virtual_memory_goes_by_its_mappings_or_by_staging_and_the_rest_by_ipc() {
     });
 }
 
+/// P27: no key is closed before it was used, however many one call makes.
+#[test]
+fn a_batch_of_very_many_allocations_of_others_goes_by_ipc() {
+    alone(&[], || {
+        const MANY: u64 = 300;
+        let (node, device) = (AscendNode::new(PEER), device(1));
+        let client = node.client(&device);
+        let pointers: Vec<usize> = ascend::on(&device, || {
+            (0..MANY)
+                .map(|_| {
+                    let mut pointer = 0usize;
+                    assert_eq!(acl!(aclrtMalloc(&mut pointer => *mut usize, LEN => usize, 0 => i32)), 0);
+                    pointer
+                })
+                .collect()
+        });
+        let keys: Vec<String> = (0..MANY).map(|i| i.to_string()).collect();
+        for (i, &pointer) in pointers.iter().enumerate() {
+            sim().poke(pointer as u64, &[i as u8; LEN]).unwrap();
+        }
+        // SAFETY: they are freed after the call.
+        let payloads = pointers.iter().map(|&pointer| unsafe { Payload::raw(pointer, LEN) });
+        let puts = client.batch_put(keys.iter().map(String::as_str).zip(payloads).collect());
+        assert!(puts.iter().all(|put| matches!(put, Ok(Put::Stored))));
+        for (i, key) in keys.iter().enumerate() {
+            assert!(client.get(key).unwrap() == [i as u8; LEN], "{key}");
+        }
+        let by_ipc = if ascend::is_9() { MANY } else { 0 };
+        assert_eq!((node.stored("staging"), node.stored("ipc")), (MANY - by_ipc, by_ipc));
+        ascend::on(&device, || pointers.iter().for_each(|&p| assert_eq!(acl!(aclrtFree(p => usize)), 0)));
+        nothing_was_misplaced(&node);
+    });
+}
+
 /// P11, P39.
 #[test]
 fn each_call_runs_on_its_own_handles_device_whichever_was_opened_last() {

@@ -13,8 +13,10 @@ use crate::{
 };
 
 /// How many keys of memory of others stay valid. ACL does not say when such memory is freed, so they are closed when so
-/// many others have been made since; by then whoever imported them has closed them.
-const FOREIGN_MAX: usize = 256;
+/// many others have been made since; by then whoever imported them has closed them. A call makes all its keys before the
+/// first one is sent, so this must be more than the allocations of others that the calls of a moment touch: what is closed
+/// too early cannot be opened and goes by staging.
+const FOREIGN_MAX: usize = 4096;
 
 /// The keys of a device's memory.
 #[derive(Debug, Default)]
