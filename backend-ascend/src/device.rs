@@ -408,7 +408,7 @@ pub(crate) struct Relaxed {
 
 impl Drop for Relaxed {
     fn drop(&mut self) {
-        let Some(mode) = self.mode else { return };
+        let Some(mode) = self.mode.filter(|_| !exit::has_begun()) else { return };
         if let Err(refusal) = self.driver.restore_capture_mode(mode) {
             tracing::warn!(error = %refused(self.driver, "restore", refusal), "capture mode not restored");
         }
