@@ -1,5 +1,9 @@
 //! Copies, on streams of the backend's own: they wait for nothing that the caller queued.
 //!
+//! A copy returns when ACL is done with both sides, however long that takes: their memory is the caller's again then, and
+//! giving up earlier would hand it over while the device still moves it. Whoever has a deadline copies on a worker of
+//! [`Workers`](hal::Workers), which is left to a call that never returns.
+//!
 //! Host memory that ACL says is pinned, at its beginning and its end, goes to and from the device as it is. (An older
 //! driver says so of all host memory, and then moves it before it returns.) Other host memory goes through pinned staging
 //! memory, in two halves: while the device moves one, the host fills or empties the other.

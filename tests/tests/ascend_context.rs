@@ -470,35 +470,41 @@ fn gives_up_in_time<R: std::fmt::Debug>(
 #[test]
 fn what_never_ends_times_out_and_others_go_on() {
     alone(&[], || {
-        let (node, staging) = (AscendNode::new(PEER), AscendNode::staging(PEER));
         let (mine, theirs) = (device(0), device(1));
-        let (client, other) = (node.client(&mine), node.client(&theirs));
-        let (buffer, stream) = (filled(&mine, &pattern(1, LEN)), ascend::stream(&mine));
-        let go_on = |key| {
-            assert_eq!(other.put(key, &filled(&theirs, &pattern(2, LEN))).unwrap(), Put::Stored);
-            assert!(other.get(key).unwrap() == pattern(2, LEN));
+        let buffer = filled(&mine, &pattern(1, LEN));
+        let goes_on = |node: &AscendNode| {
+            let other = node.client(&theirs);
+            assert_eq!(other.put("a", &filled(&theirs, &pattern(2, LEN))).unwrap(), Put::Stored);
+            assert!(other.get("a").unwrap() == pattern(2, LEN));
+            assert!(!other.exists("k").unwrap(), "a key is there that was given up");
         };
+
+        let (node, stream) = (AscendNode::new(PEER), ascend::stream(&mine));
         hold::<ascend::Runtime>(&mine, stream);
         queue_fill::<ascend::Runtime>(&mine, stream, buffer.region(), 0xab);
+        let client = node.client(&mine);
         gives_up_in_time(&client, |client| mine.with_stream(stream, || client.put("k", &buffer)));
-        go_on("a");
+        goes_on(&node);
         release::<ascend::Runtime>(&mine, stream);
 
-        node.faults("aclrtIpcMemImportByKey:1=hang");
-        gives_up_in_time(&client, |client| client.put("k", &buffer));
-        go_on("b");
+        // In the node: opening memory, and a copy, for which ACL is given no limit.
+        for call in ["aclrtIpcMemImportByKey", "aclrtSynchronizeStream"] {
+            let node = AscendNode::new(PEER);
+            let client = node.client(&mine);
+            node.faults(&format!("{call}:1=hang"));
+            gives_up_in_time(&client, |client| client.put("k", &buffer));
+            assert_eq!(node.calls(call), 1, "{call} does not hang");
+            goes_on(&node);
+        }
 
-        // A copy of the client's own, for which ACL is given no limit: the worker is left to it.
-        let staged = staging.client(&mine);
+        // In the client: a copy; the worker is left to it.
+        let node = AscendNode::staging(PEER);
+        let client = node.client(&mine);
         sim().plan_faults("aclrtSynchronizeStream:1=hang").unwrap();
-        gives_up_in_time(&staged, |client| client.put("k", &buffer));
-        go_on("c");
-        assert!(
-            !other.exists("k").unwrap() && !staged.exists("k").unwrap(),
-            "a key is there that was given up"
-        );
+        gives_up_in_time(&client, |client| client.put("k", &buffer));
+        goes_on(&node);
         sim().unblock().unwrap();
-        assert_eq!(staged.put("k", &buffer).unwrap(), Put::Stored);
+        assert_eq!(client.put("k", &buffer).unwrap(), Put::Stored);
     });
 }
 
