@@ -89,7 +89,7 @@ mod holds;
 pub(crate) mod life;
 mod marks;
 #[cfg(test)]
-mod models;
+pub(crate) mod models;
 mod table;
 mod words;
 

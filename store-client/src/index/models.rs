@@ -23,13 +23,13 @@ use super::{
 
 /// Words of a model. Those that the argument is about are loom's; the others, such as the words of a key, cannot be the first
 /// to show anything and would only multiply the orders.
-struct Model<const FENCES: bool> {
+pub(crate) struct Model<const FENCES: bool> {
     watched: Vec<(usize, AtomicU64)>,
     plain: Vec<Plain>,
 }
 
 impl<const FENCES: bool> Model<FENCES> {
-    fn new(count: usize, watched: &[usize]) -> Self {
+    pub(crate) fn new(count: usize, watched: &[usize]) -> Self {
         Model {
             watched: watched.iter().map(|&at| (at, AtomicU64::new(0))).collect(),
             plain: (0..count).map(|_| Plain::new(0)).collect(),
@@ -100,6 +100,45 @@ impl<const FENCES: bool> Words for Model<FENCES> {
     }
 }
 
+/// Two ends of one memory.
+impl<W: Words> Words for std::sync::Arc<W> {
+    fn load(&self, at: usize) -> u64 {
+        (**self).load(at)
+    }
+
+    fn load_acquire(&self, at: usize) -> u64 {
+        (**self).load_acquire(at)
+    }
+
+    fn store(&self, at: usize, value: u64) {
+        (**self).store(at, value);
+    }
+
+    fn store_release(&self, at: usize, value: u64) {
+        (**self).store_release(at, value);
+    }
+
+    fn replace(&self, at: usize, old: u64, new: u64) -> Result<(), u64> {
+        (**self).replace(at, old, new)
+    }
+
+    fn clear_bits(&self, at: usize, bits: u64) {
+        (**self).clear_bits(at, bits);
+    }
+
+    fn fence_release() {
+        W::fence_release();
+    }
+
+    fn fence_seq_cst() {
+        W::fence_seq_cst();
+    }
+
+    fn pause() {
+        W::pause();
+    }
+}
+
 /// A bucket, the holds of one client, and the memory of values: a number for each offset.
 struct World<const FENCES: bool> {
     table: Table<Model<FENCES>>,
@@ -153,7 +192,7 @@ impl<const FENCES: bool> World<FENCES> {
 }
 
 /// Runs a model in every order with at most so many switches away from a thread that could go on: all orders take minutes.
-fn explore(switches: usize, model: impl Fn() + Sync + Send + 'static) {
+pub(crate) fn explore(switches: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(switches);
     builder.check(model);

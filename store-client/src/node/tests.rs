@@ -19,8 +19,8 @@ use super::*;
 use crate::{
     store::{Config, Mode, Put, Store},
     wire::{
-        Answer, CommitItem, Described, Fallback, Frame, Granted, Held, IndexInfo, IpcItem, Path as Way,
-        Reply, Request, SLOTS_MAX, VERSION,
+        Answer, CommitItem, Described, Fallback, Frame, Granted, Held, IndexInfo, IpcItem, Link, Path as Way,
+        Reply, Request, Ring, SLOTS_MAX, VERSION, ring_words,
     },
 };
 
@@ -1019,5 +1019,140 @@ fn a_key_that_is_gone_is_not_read_although_somebody_holds_its_value() {
         end(&mut peer);
         assert!(matches!(reader.view("k"), Err(Error::NotFound)), "{n}");
         assert_eq!(view[..], value[..]);
+    }
+}
+
+/// A client whose messages go by a ring, and the ring's memory.
+struct Ringed {
+    socket: Arc<Socket>,
+    link: Link,
+    file: OwnedFd,
+    last: u64,
+}
+
+impl Ringed {
+    fn new(mut peer: Peer) -> Self {
+        assert!(matches!(peer.ask(Request::Ring), Reply::Ring));
+        let file = peer.fds.pop().expect("the ring's descriptor");
+        let socket = Arc::new(peer.socket);
+        let mut link = Link::new(Arc::clone(&socket));
+        link.use_ring(Ring::open(&file).unwrap());
+        Ringed { socket, link, file, last: peer.last }
+    }
+
+    /// Whether it was answered as it should be.
+    fn put(&mut self, key: &str, bytes: &[u8], deadline: Deadline) -> bool {
+        self.last += 1;
+        let (mode, why) = (Mode::Upsert, Fallback::HOST);
+        let request = Request::PutInline { key, meta: b"m", bytes, mode, why };
+        let frame = postcard::to_stdvec(&Frame { id: self.last, request }).unwrap();
+        let (mut buf, mut fds) = (Vec::new(), Vec::new());
+        let answer =
+            self.link.send(&frame, &[], deadline).and_then(|()| self.link.recv(&mut buf, &mut fds, deadline));
+        let Ok(len @ 1..) = answer else { return false };
+        matches!(postcard::from_bytes(&buf[..len]), Ok(Answer { id, reply: Reply::Put(Ok(_)) }) if id == self.last)
+    }
+}
+
+fn scribble(file: &OwnedFd, word: usize, value: u64) {
+    rustix::io::pwrite(file, &value.to_ne_bytes(), word as u64 * 8).unwrap();
+}
+
+#[test]
+fn a_client_is_given_one_ring() {
+    let daemon = Daemon::start();
+    let mut peer = daemon.peer();
+    assert!(matches!(peer.ask(Request::Ring), Reply::Refused(Error::Protocol { .. })), "before the hello");
+    assert!(peer.is_ended());
+    let mut ringed = Ringed::new(daemon.client());
+    assert!(ringed.put("k", b"v", soon()));
+    let frame = postcard::to_stdvec(&Frame { id: 77, request: Request::Ring }).unwrap();
+    ringed.link.send(&frame, &[], soon()).unwrap();
+    let (mut buf, mut fds) = (Vec::new(), Vec::new());
+    let len = ringed.link.recv(&mut buf, &mut fds, soon()).unwrap();
+    let answer: Answer<'_> = postcard::from_bytes(&buf[..len]).unwrap();
+    assert!(matches!(answer, Answer { id: 77, reply: Reply::Refused(Error::Protocol { .. }) }), "{answer:?}");
+    assert!(ringed.put("k", b"w", soon()));
+}
+
+#[test]
+fn a_ring_with_an_impossible_claim_ends_its_client_and_nobody_else() {
+    let daemon = Daemon::start();
+    let mut good = Ringed::new(daemon.client());
+    let [requests, answers] = ring_words();
+    let claims = [
+        ("written beyond the end", vec![(requests.written, u64::MAX)]),
+        ("half a word written", vec![(requests.written, 4)]),
+        ("a record of no length", vec![(requests.data, 0), (requests.written, 64)]),
+        ("a record longer than all", vec![(requests.data, u64::MAX >> 1), (requests.written, 64)]),
+        ("a way back to nowhere", vec![(requests.data, u64::MAX), (requests.written, 64)]),
+        // Noticed at the answer, for which there is then no room.
+        ("answers read that were not written", vec![(answers.read, 1 << 40)]),
+    ];
+    for (what, words) in claims {
+        let mut bad = Ringed::new(daemon.client());
+        if what.starts_with("answers") {
+            // What was read matters where the answers no longer fit before the end.
+            let last = (0..20_000).find(|_| {
+                scribble(&bad.file, words[0].0, words[0].1);
+                !bad.put("k", &[1; 100], Deadline::after(Duration::from_secs(2)))
+            });
+            assert!(last.is_some(), "{what}");
+        } else {
+            words.iter().for_each(|&(at, value)| scribble(&bad.file, at, value));
+            // Bytes on the socket wake whoever sleeps there.
+            bad.socket.send(&[1], &[], soon()).unwrap();
+        }
+        let (mut buf, mut fds) = (Vec::new(), Vec::new());
+        while bad.socket.recv(&mut buf, &mut fds, soon()).expect(what) > 0 {}
+        assert!(good.put("k", b"good", soon()), "{what}");
+        drop(bad);
+        within_a_second(what, || daemon.metric("haulier_clients") == 1);
+    }
+}
+
+#[test]
+fn a_client_that_scribbles_over_its_ring_meanwhile_hurts_nobody_else() {
+    let daemon = Daemon::start();
+    let mut good = Ringed::new(daemon.client());
+    let lanes = ring_words();
+    let heads: Vec<usize> =
+        lanes.iter().flat_map(|lane| [lane.written, lane.read, lane.asleep, lane.data]).collect();
+    for seed in 0..20u64 {
+        let mut bad = Ringed::new(daemon.client());
+        let file = bad.file.try_clone().unwrap();
+        let (mut answered, done) = (0, std::sync::atomic::AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    random ^= random << 13;
+                    random ^= random >> 7;
+                    random ^= random << 17;
+                    let at = heads[(random >> 8) as usize % heads.len()];
+                    // Near what is there, or anything.
+                    let value = match random % 4 {
+                        0 => random,
+                        1 => u64::MAX,
+                        2 => (random >> 16) % 64 * 8,
+                        _ => (random >> 16) % 4,
+                    };
+                    scribble(&file, at + (random >> 40) as usize % 3 * usize::from(at > 4096 / 8), value);
+                    thread::sleep(Duration::from_micros(random % 50));
+                }
+            });
+            for n in 0..100 {
+                answered += u32::from(bad.put("bad", &[2; 500], Deadline::after(Duration::from_millis(2))));
+                assert!(good.put(&format!("good{n}"), &[3; 500], soon()), "seed {seed}");
+            }
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        assert!(answered < 100, "the scribbles were not noticed at all");
+        drop(bad);
+        within_a_second("the end of who scribbled", || daemon.metric("haulier_clients") == 1);
+    }
+    let mut reader = daemon.client();
+    for n in 0..100 {
+        assert_eq!(reader.inline(&format!("good{n}")).unwrap(), [3; 500]);
     }
 }

@@ -22,4 +22,6 @@ pub(crate) use link::Link;
 pub(crate) use message::*;
 pub use message::{Fallback, Path};
 pub(crate) use ring::Ring;
+#[cfg(test)]
+pub(crate) use ring::words as ring_words;
 pub(crate) use socket::Socket;

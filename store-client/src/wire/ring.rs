@@ -17,8 +17,7 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     ptr::{self, NonNull},
-    slice,
-    sync::atomic::{AtomicU64, Ordering, fence},
+    sync::Arc,
 };
 
 use rustix::{
@@ -28,6 +27,12 @@ use rustix::{
 };
 
 use super::message::MESSAGE_MAX;
+use crate::index::{Mapped, Words};
+
+#[cfg(test)]
+mod models;
+#[cfg(test)]
+mod tests;
 
 /// Bytes of a word, the unit of everything here.
 const WORD: usize = size_of::<u64>();
@@ -68,10 +73,10 @@ pub(super) struct Record {
     pub(super) beside: bool,
 }
 
-/// One end of the shared memory.
+/// One end of the shared memory, which another process writes to at any time.
 #[derive(Debug)]
-pub(crate) struct Ring {
-    shared: Shared,
+pub(crate) struct Ring<W = Mapped> {
+    words: W,
     out: Lane,
     inward: Lane,
     /// Where the next message goes, where the last one began, and how far the peer was when it was last asked.
@@ -95,7 +100,7 @@ impl Ring {
         // All of it is there before anybody touches it, since a touch that finds no memory is a fault.
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, LEN as u64)?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Ok((Self::over(Shared::map(&file)?, Side::Node), file))
+        Ok((Self::over(map(&file)?, Side::Node), file))
     }
 
     /// The client's end.
@@ -106,15 +111,17 @@ impl Ring {
         if size != LEN as i64 || !rustix::fs::fcntl_get_seals(file)?.contains(SealFlags::SHRINK) {
             return Err(invalid("a ring came that is not sealed, or of another size"));
         }
-        Ok(Self::over(Shared::map(file)?, Side::Client))
+        Ok(Self::over(map(file)?, Side::Client))
     }
+}
 
-    fn over(shared: Shared, side: Side) -> Self {
+impl<W: Words> Ring<W> {
+    fn over(words: W, side: Side) -> Self {
         let (out, inward) = match side {
             Side::Client => (Lane::REQUESTS, Lane::ANSWERS),
             Side::Node => (Lane::ANSWERS, Lane::REQUESTS),
         };
-        Ring { shared, out, inward, written: 0, began: 0, peer_read: 0, read: 0 }
+        Ring { words, out, inward, written: 0, began: 0, peer_read: 0, read: 0 }
     }
 
     /// Adds a message, of 1 to [`MESSAGE_MAX`] bytes, if there is room; whether it was added.
@@ -126,27 +133,26 @@ impl Ring {
         }
         let (at, size) = (offset(self.written), record(message.len()));
         let Some(skip) = self.room(message.len())? else { return Ok(false) };
-        let lane = self.shared.lane(self.out);
         let start = if skip > 0 {
-            lane[at / WORD].store(REWIND, Ordering::Relaxed);
+            self.words.store(self.out.data + at / WORD, REWIND);
             0
         } else {
             at
         };
-        let record = &lane[start / WORD..][..size / WORD];
-        record[0].store(message.len() as u64 | if beside { BESIDE } else { 0 }, Ordering::Relaxed);
+        let head = self.out.data + start / WORD;
+        self.words.store(head, message.len() as u64 | if beside { BESIDE } else { 0 });
         let (words, rest) = message.as_chunks::<WORD>();
-        for (to, &word) in record[1..].iter().zip(words) {
-            to.store(u64::from_ne_bytes(word), Ordering::Relaxed);
+        for (i, &word) in words.iter().enumerate() {
+            self.words.store(head + 1 + i, u64::from_ne_bytes(word));
         }
-        if let (Some(to), false) = (record.last(), rest.is_empty()) {
+        if !rest.is_empty() {
             let mut word = [0; WORD];
             word[..rest.len()].copy_from_slice(rest);
-            to.store(u64::from_ne_bytes(word), Ordering::Relaxed);
+            self.words.store(head + 1 + words.len(), u64::from_ne_bytes(word));
         }
         self.began = self.written;
         self.written += (skip + size) as u64;
-        self.shared.word(self.out.written).store(self.written, Ordering::Release);
+        self.words.store_release(self.out.written, self.written);
         Ok(true)
     }
 
@@ -168,20 +174,19 @@ impl Ring {
     ///
     /// *Errors*: `InvalidData` where the peer claims what cannot be.
     pub(super) fn take(&mut self, buf: &mut [u8]) -> io::Result<Option<Record>> {
-        let ready = self.shared.word(self.inward.written).load(Ordering::Acquire).wrapping_sub(self.read);
+        let ready = self.words.load_acquire(self.inward.written).wrapping_sub(self.read);
         if ready == 0 {
             return Ok(None);
         }
         if ready > CAPACITY as u64 || !ready.is_multiple_of(WORD as u64) {
             return Err(invalid("a ring has a position that cannot be"));
         }
-        let lane = self.shared.lane(self.inward);
         let at = offset(self.read);
         let mut skip = 0;
-        let mut head = lane[at / WORD].load(Ordering::Relaxed);
+        let mut head = self.words.load(self.inward.data + at / WORD);
         if head == REWIND {
             skip = CAPACITY - at;
-            head = lane[0].load(Ordering::Relaxed);
+            head = self.words.load(self.inward.data);
         }
         let start = if skip > 0 { 0 } else { at };
         let (len, beside) = ((head & !BESIDE) as usize, head & BESIDE != 0);
@@ -192,51 +197,49 @@ impl Ring {
         if start + size > CAPACITY || (skip + size) as u64 > ready {
             return Err(invalid("a ring has a record that goes beyond its end"));
         }
-        let record = &lane[start / WORD + 1..(start + size) / WORD];
+        let first = self.inward.data + start / WORD + 1;
         let (chunks, _) = buf[..size - WORD].as_chunks_mut::<WORD>();
-        for (to, word) in chunks.iter_mut().zip(record) {
-            *to = word.load(Ordering::Relaxed).to_ne_bytes();
+        for (i, to) in chunks.iter_mut().enumerate() {
+            *to = self.words.load(first + i).to_ne_bytes();
         }
         self.read += (skip + size) as u64;
-        self.shared.word(self.inward.read).store(self.read, Ordering::Release);
+        self.words.store_release(self.inward.read, self.read);
         Ok(Some(Record { len, beside }))
     }
 
     /// Whether the peer has written anything since.
     pub(super) fn is_ready(&self) -> bool {
-        self.shared.word(self.inward.written).load(Ordering::Relaxed) != self.read
+        self.words.load(self.inward.written) != self.read
     }
 
-    /// Tells the peer to ring from now on, since nobody looks. What was written before is seen by whoever looks again now.
-    pub(super) fn fall_asleep(&self) {
-        self.shared.word(self.inward.asleep).store(1, Ordering::Relaxed);
+    /// Sleeps by `wait`, which the peer's bell ends; not where a message has come already. From here on the peer rings, since
+    /// nobody looks.
+    pub(super) fn sleep<R>(&self, wait: impl FnOnce() -> R) -> Option<R> {
+        self.words.store(self.inward.asleep, 1);
         // With the one in `must_ring`: either this side sees the message, or the producer sees that it sleeps.
-        fence(Ordering::SeqCst);
-    }
-
-    /// Tells the peer that this side looks again.
-    pub(super) fn wake_up(&self) {
-        self.shared.word(self.inward.asleep).store(0, Ordering::Relaxed);
+        W::fence_seq_cst();
+        let outcome = (!self.is_ready()).then(wait);
+        self.words.store(self.inward.asleep, 0);
+        outcome
     }
 
     /// Whether the peer has to be woken for what was written; true once for each time that it sleeps.
     pub(super) fn must_ring(&self) -> bool {
-        fence(Ordering::SeqCst);
-        let asleep = self.shared.word(self.out.asleep);
-        asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
+        W::fence_seq_cst();
+        let asleep = self.words.load(self.out.asleep);
+        asleep != 0 && self.words.replace(self.out.asleep, asleep, 0).is_ok()
     }
 
     /// Whether the peer has taken the last message out. One that claims what cannot be has.
     pub(super) fn was_taken(&self) -> bool {
-        let read = self.shared.word(self.out.read).load(Ordering::Acquire);
-        self.written - self.began > self.written.wrapping_sub(read)
-            || self.written.wrapping_sub(read) > CAPACITY as u64
+        let unread = self.written.wrapping_sub(self.words.load_acquire(self.out.read));
+        self.written - self.began > unread || unread > CAPACITY as u64
     }
 
     /// Bytes that the peer has not taken yet.
     fn unread(&mut self) -> io::Result<usize> {
         // Acquire: what it has taken may be written over.
-        let read = self.shared.word(self.out.read).load(Ordering::Acquire);
+        let read = self.words.load_acquire(self.out.read);
         let unread = self.written.wrapping_sub(read);
         if unread > CAPACITY as u64 {
             return Err(invalid("a ring has a position that cannot be"));
@@ -262,11 +265,17 @@ fn invalid(what: &str) -> io::Error {
 
 /// Where the parts of a lane lie, in words of the whole.
 #[derive(Debug, Clone, Copy)]
-struct Lane {
-    written: usize,
-    read: usize,
-    asleep: usize,
-    data: usize,
+pub(crate) struct Lane {
+    pub(crate) written: usize,
+    pub(crate) read: usize,
+    pub(crate) asleep: usize,
+    pub(crate) data: usize,
+}
+
+/// Requests and answers, for tests that write what they should not.
+#[cfg(test)]
+pub(crate) fn words() -> [Lane; 2] {
+    [Lane::REQUESTS, Lane::ANSWERS]
 }
 
 impl Lane {
@@ -283,262 +292,34 @@ impl Lane {
     }
 }
 
-/// The mapping. Another process writes to it at any time, so it is seen as atomic words only.
+/// The words of a file of [`LEN`] bytes that cannot become shorter.
+fn map(file: &OwnedFd) -> io::Result<Mapped> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
+    let base =
+        unsafe { rustix::mm::mmap(ptr::null_mut(), LEN, protection, MapFlags::SHARED, file.as_fd(), 0) }?;
+    let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::INVAL)?;
+    let keep = Arc::new(Mapping { base });
+    // SAFETY: page-aligned words, mapped until `keep` is dropped, of a file that cannot shrink under them. Both processes see
+    // them through this function alone.
+    Ok(unsafe { Mapped::new(base, LEN / WORD, keep) })
+}
+
+/// The mapping, until it is dropped.
 #[derive(Debug)]
-struct Shared {
-    base: NonNull<AtomicU64>,
+struct Mapping {
+    base: NonNull<u8>,
 }
 
-// SAFETY: the mapping stays where it is until drop, and all access is atomic.
-unsafe impl Send for Shared {}
+// SAFETY: the mapping stays where it is until drop, and nothing here reads or writes through `base`.
+unsafe impl Send for Mapping {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for Mapping {}
 
-impl Shared {
-    /// Maps a file of [`LEN`] bytes that cannot become shorter.
-    fn map(file: &OwnedFd) -> io::Result<Self> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
-        let base =
-            unsafe { rustix::mm::mmap(ptr::null_mut(), LEN, protection, MapFlags::SHARED, file.as_fd(), 0) }?;
-        NonNull::new(base.cast()).map(|base| Shared { base }).ok_or_else(|| Errno::INVAL.into())
-    }
-
-    fn words(&self) -> &[AtomicU64] {
-        // SAFETY: `map` made LEN bytes there, page-aligned, which stay until drop; the file cannot shrink under them, and
-        // atomic words may be written by others meanwhile.
-        unsafe { slice::from_raw_parts(self.base.as_ptr(), LEN / WORD) }
-    }
-
-    fn word(&self, at: usize) -> &AtomicU64 {
-        &self.words()[at]
-    }
-
-    fn lane(&self, lane: Lane) -> &[AtomicU64] {
-        &self.words()[lane.data..][..CAPACITY / WORD]
-    }
-}
-
-impl Drop for Shared {
+impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `map` with this address and length, and no reference outlives `self`.
+        // SAFETY: the mapping was made by `map` with this address and length, and the words that it is for are gone.
         let outcome = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), LEN) };
         debug_assert!(outcome.is_ok());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::{
-        collections::VecDeque,
-        sync::atomic::AtomicBool,
-        thread,
-        time::{Duration, Instant},
-    };
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    /// The daemon's end and the client's.
-    fn pair() -> (Ring, Ring) {
-        let (node, file) = Ring::create().unwrap();
-        let client = Ring::open(&file).unwrap();
-        (node, client)
-    }
-
-    fn message(seed: usize, len: usize) -> Vec<u8> {
-        (0..len).map(|i| (i * 31 + seed * 7) as u8).collect()
-    }
-
-    fn buffer() -> Vec<u8> {
-        vec![0; MESSAGE_MAX]
-    }
-
-    fn is_invalid<T: std::fmt::Debug>(outcome: io::Result<T>) -> bool {
-        matches!(&outcome, Err(e) if e.kind() == io::ErrorKind::InvalidData)
-    }
-
-    fn lengths() -> impl Strategy<Value = usize> {
-        prop_oneof![
-            8 => 1..300usize,
-            2 => 1..=MESSAGE_MAX,
-            1 => Just(MESSAGE_MAX),
-            1 => FAR - 16..FAR + 16,
-        ]
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
-        #[test]
-        fn messages_arrive_whole_and_in_order_however_pushes_and_takes_interleave(
-            steps in prop::collection::vec((lengths(), any::<bool>(), 0..4usize), 1..200)
-        ) {
-            let (mut node, mut client) = pair();
-            let mut under_way = VecDeque::new();
-            let mut buf = buffer();
-            for (seed, (len, beside, takes)) in steps.into_iter().enumerate() {
-                let fits = client.room(len).unwrap().is_some();
-                prop_assert_eq!(client.push(&message(seed, len), beside).unwrap(), fits);
-                if fits {
-                    under_way.push_back((message(seed, len), beside));
-                }
-                prop_assert!(fits || !under_way.is_empty(), "an empty ring has room");
-                prop_assert_eq!(node.is_ready(), !under_way.is_empty());
-                for _ in 0..takes {
-                    let record = node.take(&mut buf).unwrap();
-                    match (record, under_way.pop_front()) {
-                        (None, None) => {}
-                        (Some(Record { len, beside }), Some(wanted)) => {
-                            prop_assert_eq!((&buf[..len], beside), (&wanted.0[..], wanted.1));
-                        }
-                        (record, wanted) => prop_assert!(false, "{record:?} for {}", wanted.is_some()),
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn what_is_no_message_is_not_pushed() {
-        let (mut node, _client) = pair();
-        for len in [0, MESSAGE_MAX + 1] {
-            assert_eq!(node.push(&vec![1; len], false).unwrap_err().kind(), io::ErrorKind::InvalidInput);
-        }
-    }
-
-    #[test]
-    fn a_message_counts_as_taken_when_it_is() {
-        let (mut node, mut client) = pair();
-        client.push(b"one", false).unwrap();
-        client.push(b"two", false).unwrap();
-        let mut buf = buffer();
-        for taken in [false, true] {
-            assert!(!client.was_taken());
-            node.take(&mut buf).unwrap().unwrap();
-            assert_eq!(client.was_taken(), taken);
-            if taken {
-                break;
-            }
-        }
-    }
-
-    #[test]
-    fn a_file_that_could_not_be_touched_safely_is_refused() {
-        let file = |len: usize, seals| {
-            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-            let file = rustix::fs::memfd_create("haulier-ring-test", flags).unwrap();
-            rustix::fs::ftruncate(&file, len as u64).unwrap();
-            rustix::fs::fcntl_add_seals(&file, seals).unwrap();
-            file
-        };
-        assert!(is_invalid(Ring::open(&file(LEN, SealFlags::GROW))));
-        assert!(is_invalid(Ring::open(&file(LEN - 4096, SealFlags::SHRINK))));
-        assert!(Ring::open(&file(LEN, SealFlags::SHRINK)).is_ok());
-    }
-
-    #[test]
-    fn an_impossible_position_of_the_producer_is_an_error() {
-        for written in [u64::MAX, 1, 7, CAPACITY as u64 + 8, 1 << 63] {
-            let (mut node, client) = pair();
-            client.shared.word(client.out.written).store(written, Ordering::Relaxed);
-            assert!(is_invalid(node.take(&mut buffer())), "{written}");
-        }
-        // One that goes back has written a great deal.
-        let (mut node, mut client) = pair();
-        client.push(&message(1, 100), false).unwrap();
-        node.take(&mut buffer()).unwrap().unwrap();
-        client.shared.word(client.out.written).store(0, Ordering::Relaxed);
-        assert!(is_invalid(node.take(&mut buffer())));
-    }
-
-    #[test]
-    fn an_impossible_position_of_the_consumer_is_an_error() {
-        // More than was written, by little or much.
-        for read in [2 * CAPACITY as u64, 1 << 63, u64::MAX - (1 << 32)] {
-            let (node, mut client) = pair();
-            while client.push(&message(1, MESSAGE_MAX), false).unwrap() {}
-            node.shared.word(node.inward.read).store(read, Ordering::Relaxed);
-            assert!(is_invalid(client.push(&message(1, MESSAGE_MAX), false)), "{read}");
-        }
-    }
-
-    #[test]
-    fn an_impossible_record_is_an_error() {
-        let longest = MESSAGE_MAX as u64;
-        for head in [0, longest + 1, BESIDE, BESIDE | (longest + 1), u64::MAX - 1, 1 << 33, 1 << 63] {
-            let (mut node, mut client) = pair();
-            client.push(b"honest", false).unwrap();
-            client.shared.lane(client.out)[0].store(head, Ordering::Relaxed);
-            assert!(is_invalid(node.take(&mut buffer())), "{head:#x}");
-        }
-        // Longer than what was written, and a way back to the start that leads to another one.
-        for head in [200, REWIND] {
-            let (mut node, mut client) = pair();
-            client.push(b"honest", false).unwrap();
-            client.shared.lane(client.out)[0].store(head, Ordering::Relaxed);
-            assert!(is_invalid(node.take(&mut buffer())), "{head:#x}");
-        }
-        // Beyond the end of the lane.
-        let (mut node, mut client) = pair();
-        for len in [MESSAGE_MAX, MESSAGE_MAX - 4096] {
-            client.push(&message(1, len), false).unwrap();
-            node.take(&mut buffer()).unwrap().unwrap();
-        }
-        let at = offset(client.written);
-        client.written = client.written + CAPACITY as u64 - at as u64 - 8;
-        node.read = client.written;
-        client.shared.lane(client.out)[offset(client.written) / WORD].store(64, Ordering::Relaxed);
-        client.shared.word(client.out.written).store(client.written + 80, Ordering::Relaxed);
-        assert!(is_invalid(node.take(&mut buffer())));
-    }
-
-    /// Whatever it reads, the honest side gets garbled messages or an error, and touches nothing else.
-    #[test]
-    fn a_peer_that_scribbles_all_the_time_does_no_more_than_garble() {
-        let (node, file) = Ring::create().unwrap();
-        let over = AtomicBool::new(false);
-        thread::scope(|scope| {
-            let scribbler = Ring::open(&file).unwrap();
-            let over = &over;
-            scope.spawn(move || {
-                let mut random = 0x9e37_79b9_7f4a_7c15u64;
-                while !over.load(Ordering::Relaxed) {
-                    random ^= random << 13;
-                    random ^= random >> 7;
-                    random ^= random << 17;
-                    // The words of the head and the first records, with numbers that are nearly right among others.
-                    let at = match random % 3 {
-                        0 => (random >> 8) as usize % (6 * APART / WORD),
-                        1 => (HEAD + (random >> 8) as usize % 4096) / WORD,
-                        _ => (random >> 8) as usize % (LEN / WORD),
-                    };
-                    let value = if random & 1 << 60 == 0 { random >> 40 & !7 } else { random };
-                    scribbler.shared.words()[at].store(value, Ordering::Relaxed);
-                }
-            });
-            let (mut ring, mut buf) = (node, buffer());
-            let (mut garbled, mut refused) = (0, 0);
-            let end = Instant::now() + Duration::from_millis(300);
-            while Instant::now() < end {
-                for outcome in [ring.push(&[7; 200], false).map(|_| None), ring.take(&mut buf)] {
-                    match outcome {
-                        Ok(Some(record)) => {
-                            assert!((1..=MESSAGE_MAX).contains(&record.len));
-                            garbled += 1;
-                        }
-                        Ok(None) => {}
-                        Err(e) => {
-                            assert_eq!(e.kind(), io::ErrorKind::InvalidData);
-                            refused += 1;
-                        }
-                    }
-                }
-                ring.was_taken();
-                ring.must_ring();
-            }
-            over.store(true, Ordering::Relaxed);
-            assert!(garbled + refused > 0, "the scribbler was never met");
-        });
     }
 }

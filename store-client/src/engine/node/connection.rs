@@ -164,7 +164,7 @@ impl Connection {
     }
 
     /// From now on messages go by a ring, if the daemon can make one.
-    fn ask_for_ring(&self, deadline: Deadline) -> Result<(), Fault> {
+    pub(super) fn ask_for_ring(&self, deadline: Deadline) -> Result<(), Fault> {
         let ring =
             self.call(Request::Ring, &[], deadline, |reply, descriptors| match (reply, descriptors.pop()) {
                 (Reply::Ring, Some(file)) => {

@@ -14,7 +14,7 @@ use super::*;
 use crate::{
     arrow::{Captured, Item},
     payload::{Lease, Payload, Target},
-    wire::{Answer, ArenaInfo, Described, Frame, Granted, Held, Socket, VERSION},
+    wire::{Answer, ArenaInfo, Described, Frame, Granted, Held, Ring, Socket, VERSION, ring_words},
 };
 
 const ARENA: u64 = 64 << 10;
@@ -653,4 +653,98 @@ fn where_nobody_listens_the_answer_comes_at_once_and_names_the_socket() {
     let text = refused.unwrap_err().to_string();
     assert!(text.contains("/nowhere/node.sock") && text.contains("haulier serve"), "{text}");
     assert!(begun.elapsed() < Duration::from_secs(5));
+}
+
+/// Runs a client by a ring against `daemon`, which has the socket and the ring's memory.
+fn over_a_ring(daemon: impl FnOnce(&Socket, Ring, OwnedFd) + Send, client: impl FnOnce(&Connection)) {
+    over_a_pair(
+        |mut peer| {
+            let id = peer.expect(|request| assert!(matches!(request, Request::Ring)));
+            let (ring, file) = Ring::create().unwrap();
+            peer.answer_with(id, Reply::Ring, &[file.as_fd()]);
+            daemon(&peer.socket, ring, file);
+        },
+        |connection| {
+            connection.ask_for_ring(soon()).unwrap();
+            client(&connection);
+        },
+    );
+}
+
+fn scribble(file: &OwnedFd, word: usize, value: u64) {
+    rustix::io::pwrite(file, &value.to_ne_bytes(), word as u64 * 8).unwrap();
+}
+
+fn stat(connection: &Connection, deadline: Deadline) -> Result<(), Fault> {
+    connection.call(Request::Stat, &[], deadline, |reply, _| match reply {
+        Reply::Stat(_) => Ok(()),
+        _ => Err(astray()),
+    })
+}
+
+#[test]
+fn a_ring_with_an_impossible_claim_of_the_daemon_is_told_and_ends_the_connection() {
+    let [_, answers] = ring_words();
+    let claims = [
+        vec![(answers.written, u64::MAX)],
+        vec![(answers.written, 4)],
+        vec![(answers.data, 0), (answers.written, 64)],
+        vec![(answers.data, u64::MAX >> 1), (answers.written, 64)],
+        vec![(answers.data, u64::MAX), (answers.written, 64)],
+        // A record that is whole and is no answer.
+        vec![(answers.data, 8), (answers.data + 1, u64::MAX), (answers.written, 16)],
+        // Descriptors are promised, and none comes.
+        vec![(answers.data, 1 << 32 | 8), (answers.written, 16)],
+    ];
+    for words in claims {
+        over_a_ring(
+            |socket, _ring, file| {
+                // The client may look at the ring or sleep at its socket.
+                words.iter().for_each(|&(at, value)| scribble(&file, at, value));
+                socket.send(&[1], &[], soon()).unwrap();
+                while socket.recv(&mut Vec::new(), &mut Vec::new(), soon()).unwrap() > 0 {}
+            },
+            |connection| {
+                let fault = stat(connection, soon()).expect_err("an answer of nonsense");
+                let Fault::Broken(Error::Protocol { reason }) = fault else {
+                    panic!("{words:?}: {fault:?}");
+                };
+                assert!(
+                    reason.contains("ring") || reason.contains("answer") || reason.contains("descr"),
+                    "{reason}"
+                );
+                assert!(connection.has_ended());
+            },
+        );
+    }
+}
+
+#[test]
+fn a_daemon_that_scribbles_over_the_ring_is_an_error_and_no_more() {
+    let heads: Vec<usize> =
+        ring_words().iter().flat_map(|lane| [lane.written, lane.read, lane.asleep, lane.data]).collect();
+    for seed in 1..20u64 {
+        over_a_ring(
+            |socket, _ring, file| {
+                let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                while !socket.has_peer_ended().unwrap() {
+                    random ^= random << 13;
+                    random ^= random >> 7;
+                    random ^= random << 17;
+                    let value = [random, u64::MAX, (random >> 16) % 64 * 8, (random >> 16) % 4];
+                    scribble(&file, heads[(random >> 8) as usize % heads.len()], value[random as usize % 4]);
+                    let _ = socket.try_send(&[1]);
+                }
+            },
+            |connection| {
+                for _ in 0..200 {
+                    let fault = stat(connection, shortly()).expect_err("nobody answers");
+                    assert!(!matches!(fault, Fault::Refused(_)), "{fault:?}");
+                    if connection.has_ended() {
+                        return;
+                    }
+                }
+            },
+        );
+    }
 }
