@@ -7,6 +7,7 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::fs::{PermissionsExt, symlink},
     },
+    sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
@@ -1121,11 +1122,11 @@ fn a_client_that_scribbles_over_its_ring_meanwhile_hurts_nobody_else() {
     for seed in 0..20u64 {
         let mut bad = Ringed::new(daemon.client());
         let file = bad.file.try_clone().unwrap();
-        let (mut answered, done) = (0, std::sync::atomic::AtomicBool::new(false));
+        let (mut answered, done) = (0, AtomicBool::new(false));
         thread::scope(|scope| {
             scope.spawn(|| {
                 let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                while !done.load(Ordering::Relaxed) {
                     random ^= random << 13;
                     random ^= random >> 7;
                     random ^= random << 17;
@@ -1141,18 +1142,19 @@ fn a_client_that_scribbles_over_its_ring_meanwhile_hurts_nobody_else() {
                     thread::sleep(Duration::from_micros(random % 50));
                 }
             });
-            for n in 0..100 {
+            let all_well = (0..50).all(|n| {
                 answered += u32::from(bad.put("bad", &[2; 500], Deadline::after(Duration::from_millis(2))));
-                assert!(good.put(&format!("good{n}"), &[3; 500], soon()), "seed {seed}");
-            }
-            done.store(true, std::sync::atomic::Ordering::Relaxed);
+                good.put(&format!("good{n}"), &[3; 500], soon())
+            });
+            done.store(true, Ordering::Relaxed);
+            assert!(all_well, "seed {seed}");
         });
-        assert!(answered < 100, "the scribbles were not noticed at all");
+        assert!(answered < 50, "the scribbles were not noticed at all");
         drop(bad);
         within_a_second("the end of who scribbled", || daemon.metric("haulier_clients") == 1);
     }
     let mut reader = daemon.client();
-    for n in 0..100 {
+    for n in 0..50 {
         assert_eq!(reader.inline(&format!("good{n}")).unwrap(), [3; 500]);
     }
 }

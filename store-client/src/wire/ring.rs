@@ -240,10 +240,8 @@ impl<W: Words> Ring<W> {
     fn unread(&mut self) -> io::Result<usize> {
         // Acquire: what it has taken may be written over.
         let read = self.words.load_acquire(self.out.read);
-        let unread = self.written.wrapping_sub(read);
-        if unread > CAPACITY as u64 {
-            return Err(invalid("a ring has a position that cannot be"));
-        }
+        let unread = self.written.checked_sub(read).filter(|&unread| unread <= CAPACITY as u64);
+        let unread = unread.ok_or_else(|| invalid("a ring has a position that cannot be"))?;
         self.peer_read = read;
         Ok(unread as usize)
     }

@@ -101,6 +101,8 @@ proptest! {
         ), 1..40),
     ) {
         let (client, mut node) = pair();
+        // From there on it asks how far the peer is.
+        node.written = FAR as u64;
         let mut buf = vec![0; MESSAGE_MAX];
         for (at, value) in scribbles {
             client.words.store(at, value);
@@ -171,7 +173,7 @@ fn a_claim_that_cannot_be_is_an_error() {
     client.words.store(lane.data + CAPACITY / WORD - 1, 8);
     assert_eq!(node.take(&mut vec![0; MESSAGE_MAX]).unwrap_err().kind(), io::ErrorKind::InvalidData);
 
-    for read in [1, 8, 1 << 63] {
+    for read in [1, 8, 1 << 63, u64::MAX - FAR as u64 - 15] {
         let (client, mut node) = pair();
         // It asks how far the peer is only where it has to.
         node.written = (FAR + 8) as u64;
