@@ -39,11 +39,11 @@ const BACKLOG: i32 = 128;
 
 const CONTROL: usize = cmsg_space!(ScmRights(MESSAGE_DESCRIPTORS_MAX));
 
-/// One end of a connection. All methods work from any thread; a message goes to one of the threads that wait for it.
+/// One end of a connection. All methods work from any thread; one at a time receives.
 #[derive(Debug)]
 pub(crate) struct Socket {
     fd: OwnedFd,
-    /// Whether receives sleep in slices already.
+    /// Whether receives sleep in slices now.
     sliced: AtomicBool,
     /// Whether this side has ended it.
     shut: AtomicBool,
@@ -152,9 +152,12 @@ impl Socket {
     ) -> io::Result<usize> {
         loop {
             let flags = match deadline.left() {
-                None => RecvFlags::CMSG_CLOEXEC,
+                None => {
+                    self.sleep_in_slices(false)?;
+                    RecvFlags::CMSG_CLOEXEC
+                }
                 Some(left) if left >= SLICE => {
-                    self.sleep_in_slices()?;
+                    self.sleep_in_slices(true)?;
                     RecvFlags::CMSG_CLOEXEC
                 }
                 Some(left) => {
@@ -273,10 +276,11 @@ impl Socket {
         Ok((got.bytes, got.flags))
     }
 
-    fn sleep_in_slices(&self) -> io::Result<()> {
-        if !self.sliced.load(Ordering::Relaxed) {
-            sockopt::set_socket_timeout(&self.fd, sockopt::Timeout::Recv, Some(SLICE))?;
-            self.sliced.store(true, Ordering::Relaxed);
+    /// Whoever has no deadline sleeps until something comes: an idle daemon does not run.
+    fn sleep_in_slices(&self, sliced: bool) -> io::Result<()> {
+        if self.sliced.load(Ordering::Relaxed) != sliced {
+            sockopt::set_socket_timeout(&self.fd, sockopt::Timeout::Recv, sliced.then_some(SLICE))?;
+            self.sliced.store(sliced, Ordering::Relaxed);
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ use crate::{
     error::{Error, Result},
     shm,
     store::{Mode, Put},
-    wire::{CommitItem, Fallback, INLINE_MAX, Path, Reply, Request},
+    wire::{CommitItem, Fallback, Path, Reply, Request},
 };
 
 const OP: &str = "put";
@@ -57,6 +57,10 @@ impl State {
         self.settle(slots, slots.iter().map(|_| Err(e.clone())));
     }
 }
+
+/// Values up to this many bytes are put inside of a message. A longer one is better written straight into granted memory,
+/// which is one message too where the last put was of about the same size.
+const INLINE_MAX: usize = 1024;
 
 impl<D: Device> PutCall<'_, D> {
     /// Stores the batch; one verdict per slot.
