@@ -25,10 +25,10 @@ const BELL: &[u8] = &[1];
 
 /// How long one side looks for the other's next message before it sleeps: about as long as it takes to fall asleep on one
 /// core and be woken from another.
-const LOOK_MAX: Duration = Duration::from_micros(50);
+const LOOK_MAX: Duration = Duration::from_micros(200);
 
 /// How long it looks where looking was in vain again and again.
-const LOOK_MIN: Duration = Duration::from_micros(3);
+const LOOK_MIN: Duration = Duration::from_micros(20);
 
 /// Looks between two offers of the processor to others.
 const LOOKS: u32 = 32;
