@@ -31,7 +31,7 @@ const LOOK_MAX: Duration = Duration::from_micros(200);
 const LOOK_MIN: Duration = Duration::from_micros(20);
 
 /// Looks between two offers of the processor to others.
-const LOOKS: u32 = 32;
+const LOOKS: u32 = 4;
 
 /// Bells that are thrown away in search of one with descriptors. An honest peer leaves one or two.
 const BELLS_MAX: usize = 1024;
