@@ -16,6 +16,10 @@
 //! words in memory of its own. `crate::index` tells how. What is here is that its session admits it, and that the node says
 //! for how long it lives.
 //!
+//! What a client does ask for comes by a ring in memory that the two share, and is answered there; `crate::wire` tells how. The
+//! session's thread looks there for the next request for a moment after each answer, and then sleeps at the client's socket,
+//! so that an idle client costs nothing.
+//!
 //! Each session has its own thread, bound to the client's device, and shares no lock with another while it waits for its
 //! client or for a driver. What a client holds belongs to its session, so all of it is free again when its socket ends,
 //! and not before: a client that is given up, because it cannot be understood or does not read, is told nothing more but

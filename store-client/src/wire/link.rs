@@ -23,14 +23,14 @@ use super::{
 
 const BELL: &[u8] = &[1];
 
-/// How long one side looks for the other's next message before it sleeps: about as long as it takes to fall asleep on one
-/// core and be woken from another.
+/// How long one side looks for the other's next message before it sleeps: a few times as long as it takes to fall asleep on
+/// one core and be woken from another, so that a peer that works between two requests is mostly found awake.
 const LOOK_MAX: Duration = Duration::from_micros(200);
 
 /// How long it looks where looking was in vain again and again.
 const LOOK_MIN: Duration = Duration::from_micros(20);
 
-/// Looks between two offers of the processor to others.
+/// Looks between two offers of the processor to others. Few: where both ends share a core, all of them are in vain.
 const LOOKS: u32 = 4;
 
 /// Bells that are thrown away in search of one with descriptors. An honest peer leaves one or two.

@@ -60,7 +60,7 @@ impl State {
 
 /// Values up to this many bytes are put inside of a message. A longer one is better written straight into granted memory,
 /// which is one message too where the last put was of about the same size.
-const INLINE_MAX: usize = 1024;
+const INLINE_PUT_MAX: usize = 1024;
 
 impl<D: Device> PutCall<'_, D> {
     /// Stores the batch; one verdict per slot.
@@ -124,7 +124,7 @@ impl<D: Device> PutCall<'_, D> {
             rest = later;
         }
         if let [i] = staged[..]
-            && self.slot(i).region().len <= INLINE_MAX
+            && self.slot(i).region().len <= INLINE_PUT_MAX
         {
             return self.inline(connection, state, i);
         }
