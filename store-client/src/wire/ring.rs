@@ -232,8 +232,8 @@ impl<W: Words> Ring<W> {
 
     /// Whether the peer has taken the last message out. One that claims what cannot be has.
     pub(super) fn was_taken(&self) -> bool {
-        let unread = self.written.wrapping_sub(self.words.load_acquire(self.out.read));
-        self.written - self.began > unread || unread > CAPACITY as u64
+        let unread = self.written.checked_sub(self.words.load_acquire(self.out.read));
+        unread.is_none_or(|unread| self.written - self.began > unread || unread > CAPACITY as u64)
     }
 
     /// Bytes that the peer has not taken yet.

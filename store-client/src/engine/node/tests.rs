@@ -398,7 +398,7 @@ fn what_the_node_cannot_open_goes_by_staging_in_the_same_call() {
             let id = peer.expect(|request| match request {
                 Request::PutIpc { handles, items, .. } => {
                     assert_eq!((handles.len(), items.len()), (1, 2));
-                    assert_eq!((items[1].handle, items[1].offset, items[1].len), (0, 1024, 3072));
+                    assert_eq!((items[1].handle, items[1].offset, items[1].len), (0, 1024, 1000));
                 }
                 other => panic!("{other:?}"),
             });
@@ -406,7 +406,7 @@ fn what_the_node_cannot_open_goes_by_staging_in_the_same_call() {
             peer.answer(id, Reply::Puts(vec![Ok(Put::Stored), Err(refused())]));
             let id = peer.expect(|request| match request {
                 Request::PutInline { key, bytes, why, .. } => {
-                    assert_eq!((key, bytes.len(), why), ("b", 3072, Fallback::ImportRefused));
+                    assert_eq!((key, bytes.len(), why), ("b", 1000, Fallback::ImportRefused));
                 }
                 other => panic!("{other:?}"),
             });
@@ -418,7 +418,7 @@ fn what_the_node_cannot_open_goes_by_staging_in_the_same_call() {
                 meta: Vec::new(),
                 span: Payload::part(&buffer, offset, len).unwrap().already_done().span,
             };
-            let items = vec![item("a", 0, 1024), item("b", 1024, 3072)];
+            let items = vec![item("a", 0, 1024), item("b", 1024, 1000)];
             let verdicts =
                 send(items, true, |bound, ready| engine.put(bound, ready, Mode::Put, soon(), &|_| ()));
             assert!(matches!(verdicts[..], [Ok(Put::Stored), Ok(Put::Stored)]), "{verdicts:?}");
