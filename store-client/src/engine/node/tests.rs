@@ -525,9 +525,12 @@ fn a_frozen_daemon_holds_nobody_beyond_the_deadline() {
             let mut unsent = 0;
             // Until not even the socket takes more.
             while unsent < 2 {
-                let verdicts = put(node, &[("k", &big)], Deadline::after(Duration::from_millis(5)));
-                assert!(matches!(verdicts[..], [Err(Error::Timeout { .. })]));
+                let (mode, why) = (Mode::Put, Fallback::HOST);
+                let request = Request::PutInline { key: "k", meta: &[], bytes: &big, mode, why };
                 let connection = engine_connection(node);
+                let put =
+                    connection.call(request, &[], Deadline::after(Duration::from_millis(5)), |_, _| Ok(()));
+                assert!(matches!(put, Err(Fault::Timeout { .. })), "{put:?}");
                 let probe = connection.call(Request::Stat, &[], shortly(), |_, _| Ok(()));
                 unsent += usize::from(matches!(probe, Err(Fault::Timeout { sent: false })));
             }
