@@ -28,8 +28,7 @@
 //!
 //! Of the fences in 3 and 5 one comes first: either the producer sees that the consumer sleeps, or the consumer sees the
 //! message in its last look. So no wake-up is lost, and while nothing is said both sleep in the kernel without a timer.
-//! While both are awake a message costs no system call but the offers of the processor, which are needed where both ends
-//! share a core. `ring::models` runs this under loom, with the fences and without.
+//! While both are awake a message costs no system call. `ring::models` runs this under loom, with the fences and without.
 //!
 //! - **Large values** never pass: a put writes into memory that was granted before, and its one message is the commit, which
 //!   brings the grant for the next put of that size.

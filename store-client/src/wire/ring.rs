@@ -126,11 +126,8 @@ impl<W: Words> Ring<W> {
 
     /// Adds a message, of 1 to [`MESSAGE_MAX`] bytes, if there is room; whether it was added.
     ///
-    /// *Errors*: `InvalidData` where the peer claims what cannot be.
+    /// *Errors*: `InvalidInput` for a message of another length; `InvalidData` where the peer claims what cannot be.
     pub(super) fn push(&mut self, message: &[u8], beside: bool) -> io::Result<bool> {
-        if message.is_empty() || message.len() > MESSAGE_MAX {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
         let (at, size) = (offset(self.written), record(message.len()));
         let Some(skip) = self.room(message.len())? else { return Ok(false) };
         let start = if skip > 0 {
@@ -160,6 +157,9 @@ impl<W: Words> Ring<W> {
     ///
     /// *Errors*: as [`push`](Self::push).
     pub(super) fn room(&mut self, len: usize) -> io::Result<Option<usize>> {
+        if !(1..=MESSAGE_MAX).contains(&len) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let (at, size) = (offset(self.written), record(len));
         let mut skip = 0;
         if at + size > CAPACITY || (at >= FAR && size <= at && self.unread()? == 0) {
