@@ -3,7 +3,7 @@
 //! A call uses the current connection. Where the daemon has gone, the next attempt of the same call connects again and
 //! repeats what can be repeated; views and buffers of the old connection keep what they refer to.
 
-use std::{collections::HashSet, fmt, path::Path as FilePath, slice, sync::Arc, thread, time::Duration};
+use std::{collections::HashSet, fmt, path::Path as FilePath, sync::Arc, thread, time::Duration};
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use hal::{Bound, Deadline, Device, DeviceUuid, Kind, Region};
@@ -31,6 +31,7 @@ mod get;
 mod grant;
 mod index;
 mod put;
+mod stage;
 #[cfg(all(test, feature = "cpu"))]
 mod tests;
 
@@ -279,8 +280,12 @@ impl<D: Device> Engine<D> for NodeEngine {
         if !Arc::ptr_eq(grant.connection().origin(), &self.origin) {
             return Err(foreign());
         }
-        let item = |grant: &Grant, path| {
-            vec![CommitItem { grant: grant.id(), key, meta, len: grant.region().len as u64, path }]
+        let item = |grant: &Grant, path| CommitItem {
+            grant: grant.id(),
+            key,
+            meta,
+            len: grant.region().len as u64,
+            path,
         };
         let mut patience = pauses().take(RESENDS);
         let mut doubt: Option<(u64, String)> = None;
@@ -294,19 +299,19 @@ impl<D: Device> Engine<D> for NodeEngine {
             }
             let connection = connection?;
             let outcome = if Arc::ptr_eq(&connection, grant.connection()) {
-                let items = item(&grant, Path::Alloc);
-                connection.commit(slice::from_mut(&mut *grant), items, mode, 0, deadline)
+                let item = item(&grant, Path::Alloc);
+                connection.commit(&mut grant, item, mode, deadline)
             } else if connection.instance() == grant.connection().instance() {
                 // The daemon lives, and a grant is good on its own connection only.
                 return Err(invalid("the buffer's memory went with its connection; allocate a new one"));
             } else {
                 self.put_copy(&connection, grant.region(), deadline).and_then(|mut copy| {
-                    let items = item(&copy, Path::Staging(Fallback::HOST));
-                    connection.commit(slice::from_mut(&mut copy), items, mode, 0, deadline)
+                    let item = item(&copy, Path::Staging(Fallback::HOST));
+                    connection.commit(&mut copy, item, mode, deadline)
                 })
             };
             match outcome {
-                Ok(verdicts) => return one(verdicts),
+                Ok(verdict) => return verdict,
                 Err(Fault::Lost { sent, reason }) if pause(&mut patience, deadline) => {
                     doubt = (sent && mode == Mode::Put).then(|| (connection.instance(), reason));
                 }
@@ -474,11 +479,6 @@ fn found(reply: Reply<'_>, count: usize) -> Result<Vec<Result<bool>>> {
         Reply::Found(slots) => counted(slots, count),
         _ => Err(astray()),
     }
-}
-
-/// The one answer to one question, whose number was checked.
-fn one<R>(answers: Vec<Result<R>>) -> Result<R> {
-    answers.into_iter().next().unwrap_or_else(|| Err(unsettled()))
 }
 
 /// Every path gives every slot a verdict; this says so if one does not.

@@ -9,6 +9,7 @@ use std::{
     fmt, io, mem,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
+    slice,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering, fence},
@@ -20,7 +21,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustix::io::Errno;
 
 use super::{
-    grant::{Grant, suits},
+    grant::{Grant, spend, suits},
     index::Lookup,
 };
 use crate::{
@@ -77,7 +78,7 @@ impl Fault {
     }
 
     /// Whether what the request carried may be the daemon's by now.
-    fn may_have_arrived(&self) -> bool {
+    pub(super) fn may_have_arrived(&self) -> bool {
         match self {
             Fault::Refused(_) => false,
             Fault::Timeout { sent } | Fault::Lost { sent, .. } => *sent,
@@ -274,40 +275,14 @@ impl Connection {
         deadline: Deadline,
         take: impl FnOnce(Reply<'_>, &mut Vec<OwnedFd>) -> Result<R>,
     ) -> Result<R, Fault> {
-        let unsent = Fault::Timeout { sent: false };
-        if deadline.is_passed() {
-            return Err(unsent);
-        }
-        let Some(mut line) = lock(&self.line, deadline) else { return Err(unsent) };
-        if self.has_ended() {
-            return Err(Fault::Lost { sent: false, reason: "it ended during another request".into() });
-        }
-        let outcome = self.ask(&mut line, request, descriptors, deadline, take);
-        drop(line);
-        self.settle();
-        outcome
+        let mut exchange = self.exchange(1, deadline);
+        exchange.ask(request, descriptors)?;
+        exchange.answer(take)
     }
 
-    fn ask<R>(
-        &self,
-        line: &mut Line,
-        request: Request<'_>,
-        descriptors: &[BorrowedFd<'_>],
-        deadline: Deadline,
-        take: impl FnOnce(Reply<'_>, &mut Vec<OwnedFd>) -> Result<R>,
-    ) -> Result<R, Fault> {
-        self.pay(line, Some(deadline))?;
-        let id = line.last + 1;
-        self.send(line, &Frame { id, request }, descriptors, deadline)?;
-        line.last = id;
-        let outcome = self.receive(line, id, deadline, take);
-        // Closes descriptors that nobody asked for.
-        line.descriptors.clear();
-        if let Err(Fault::Timeout { .. }) = outcome {
-            line.given_up.push(id);
-        }
-        self.behind.store(!line.given_up.is_empty(), Ordering::Release);
-        outcome
+    /// Requests that follow each other, of which at most this many are under way at a time.
+    pub(super) fn exchange(&self, most: u64, deadline: Deadline) -> Exchange<'_> {
+        Exchange { connection: self, line: None, deadline, most, next: 0 }
     }
 
     fn send(
@@ -338,13 +313,17 @@ impl Connection {
         &self,
         line: &mut Line,
         id: u64,
+        is_last: bool,
         deadline: Deadline,
         take: impl FnOnce(Reply<'_>, &mut Vec<OwnedFd>) -> Result<R>,
     ) -> Result<R, Fault> {
         let Line { link, given_up, inbox, descriptors, .. } = line;
         loop {
             let len = match link.recv(inbox, descriptors, deadline) {
-                Ok(0) => return Err(self.lost(link.was_taken(), "the daemon closed it".into())),
+                // Of an earlier one than the last it is not known.
+                Ok(0) => {
+                    return Err(self.lost(!is_last || link.was_taken(), "the daemon closed it".into()));
+                }
                 Ok(len) => len,
                 Err(e) => {
                     return Err(match e.kind() {
@@ -539,63 +518,55 @@ impl Connection {
 
     /// Memory for one value of `len` bytes.
     pub(super) fn reserve_one(self: &Arc<Self>, len: u64, deadline: Deadline) -> Result<Grant, Fault> {
-        let answer = self.reserve(&[len], Vec::new(), deadline)?.pop();
+        let request = Request::Reserve { lens: vec![len], unless: Vec::new() };
+        let answer = self.call(request, &[], deadline, |reply, _| self.reserved(reply, &[len]))?.pop();
         answer
             .unwrap_or_else(|| Err(astray()))
             .and_then(|grant| grant.ok_or_else(astray))
             .map_err(Fault::Refused)
     }
 
-    /// Memory for values of these lengths; none for those whose key, if any are named, is stored already.
-    pub(super) fn reserve(
+    /// The answer to a [`Request::Reserve`]: memory for values of these lengths; none for those whose key, if any were named,
+    /// is stored already.
+    pub(super) fn reserved(
         self: &Arc<Self>,
+        reply: Reply<'_>,
         lens: &[u64],
-        unless: Vec<&str>,
-        deadline: Deadline,
-    ) -> Result<Vec<Result<Option<Grant>>>, Fault> {
-        let request = Request::Reserve { lens: lens.to_vec(), unless };
-        self.call(request, &[], deadline, |reply, _| match reply {
-            Reply::Reserved { grants, .. } => {
-                let grants = counted(grants, lens.len())?.into_iter().zip(lens);
-                grants
-                    .map(|(granted, &len)| match granted {
-                        Ok(Some(granted)) => Grant::new(self, granted, len).map(|grant| Ok(Some(grant))),
-                        Ok(None) => Ok(Ok(None)),
-                        Err(e) => Ok(Err(e)),
-                    })
-                    .collect()
-            }
-            _ => Err(astray()),
-        })
+    ) -> Result<Vec<Result<Option<Grant>>>> {
+        let Reply::Reserved { grants, .. } = reply else { return Err(astray()) };
+        let grants = counted(grants, lens.len())?.into_iter().zip(lens);
+        grants
+            .map(|(granted, &len)| match granted {
+                Ok(Some(granted)) => Grant::new(self, granted, len).map(|grant| Ok(Some(grant))),
+                Ok(None) => Ok(Ok(None)),
+                Err(e) => Ok(Err(e)),
+            })
+            .collect()
     }
 
-    /// Makes these grants values, and keeps what is granted `ahead` of the next put. Grants that may have arrived are
-    /// spent, whatever the answer.
+    /// Makes this grant a value. One that may have arrived is spent, whatever the answer.
     pub(super) fn commit(
         &self,
-        grants: &mut [Grant],
-        items: Vec<CommitItem<'_>>,
+        grant: &mut Grant,
+        item: CommitItem<'_>,
         mode: Mode,
-        ahead: u64,
         deadline: Deadline,
-    ) -> Result<Vec<Result<Put>>, Fault> {
-        let count = items.len();
-        let outcome =
-            self.call(Request::Commit { items, mode, ahead }, &[], deadline, |reply, _| match reply {
-                Reply::Committed { slots, ahead } => {
-                    if let Some(granted) = ahead {
-                        self.granted(granted, granted.capacity)?;
-                        let replaced = self.spare.lock().replace(granted);
-                        self.abandon(replaced.iter().map(|old| old.grant).collect());
-                    }
-                    counted(slots, count)
-                }
-                _ => Err(astray()),
-            });
-        if outcome.as_ref().err().is_none_or(Fault::may_have_arrived) {
-            grants.iter_mut().for_each(Grant::spend);
+    ) -> Result<Result<Put>, Fault> {
+        let request = Request::Commit { items: vec![item], mode, ahead: 0 };
+        let outcome = self.call(request, &[], deadline, |reply, _| self.committed(reply, 1));
+        spend(slice::from_mut(grant), &outcome);
+        outcome?.pop().ok_or_else(|| self.broken(astray()))
+    }
+
+    /// The answer to a [`Request::Commit`] of `count` items. What is granted ahead is kept for the next put.
+    pub(super) fn committed(&self, reply: Reply<'_>, count: usize) -> Result<Vec<Result<Put>>> {
+        let Reply::Committed { slots, ahead } = reply else { return Err(astray()) };
+        if let Some(granted) = ahead {
+            self.granted(granted, granted.capacity)?;
+            let replaced = self.spare.lock().replace(granted);
+            self.abandon(replaced.iter().map(|old| old.grant).collect());
         }
-        outcome
+        counted(slots, count)
     }
 
     /// The spare grant, if it suits a put of `len` bytes. If it does not, it goes back, since it is in the way.
@@ -651,6 +622,92 @@ impl Connection {
     fn broken(&self, e: Error) -> Fault {
         self.ended.store(true, Ordering::Release);
         Fault::Broken(e)
+    }
+}
+
+/// Requests that follow each other, answered in the order in which they were sent. While one is under way, the line is
+/// taken: no other thread's request comes between.
+pub(super) struct Exchange<'c> {
+    connection: &'c Connection,
+    /// Taken while anything is under way.
+    line: Option<MutexGuard<'c, Line>>,
+    deadline: Deadline,
+    most: u64,
+    /// The first request that is not answered. They are numbered in a row.
+    next: u64,
+}
+
+impl Exchange<'_> {
+    /// Whether another request may be sent before the next answer is taken.
+    pub(super) fn has_room(&self) -> bool {
+        self.under_way() < self.most
+    }
+
+    fn under_way(&self) -> u64 {
+        self.line.as_ref().map_or(0, |line| line.last + 1 - self.next)
+    }
+
+    /// Sends a request, for which there must be room.
+    pub(super) fn ask(&mut self, request: Request<'_>, descriptors: &[BorrowedFd<'_>]) -> Result<(), Fault> {
+        debug_assert!(self.has_room());
+        let Exchange { connection, line, deadline, .. } = self;
+        let line = match line {
+            Some(line) => line,
+            None => {
+                let unsent = Fault::Timeout { sent: false };
+                if deadline.is_passed() {
+                    return Err(unsent);
+                }
+                let Some(taken) = lock(&connection.line, *deadline) else { return Err(unsent) };
+                if connection.has_ended() {
+                    let reason = "it ended during another request".into();
+                    return Err(Fault::Lost { sent: false, reason });
+                }
+                let taken = line.insert(taken);
+                self.next = taken.last + 1;
+                connection.pay(taken, Some(*deadline))?;
+                taken
+            }
+        };
+        let id = line.last + 1;
+        connection.send(line, &Frame { id, request }, descriptors, *deadline)?;
+        line.last = id;
+        Ok(())
+    }
+
+    /// The answer to the first request that has none yet, given to `take`, whose error says that it is not acceptable.
+    pub(super) fn answer<R>(
+        &mut self,
+        take: impl FnOnce(Reply<'_>, &mut Vec<OwnedFd>) -> Result<R>,
+    ) -> Result<R, Fault> {
+        let Some(line) = &mut self.line else { return Err(Fault::Refused(astray())) };
+        let is_last = self.next == line.last;
+        let outcome = self.connection.receive(line, self.next, is_last, self.deadline, take);
+        // Closes descriptors that nobody asked for.
+        line.descriptors.clear();
+        if !matches!(outcome, Err(Fault::Timeout { .. })) {
+            self.next += 1;
+        }
+        if is_last {
+            self.end();
+        }
+        outcome
+    }
+
+    /// Leaves the line to others. What is under way is given up.
+    fn end(&mut self) {
+        let Some(mut line) = self.line.take() else { return };
+        let under_way = self.next..=line.last;
+        line.given_up.extend(under_way);
+        self.connection.behind.store(!line.given_up.is_empty(), Ordering::Release);
+        drop(line);
+        self.connection.settle();
+    }
+}
+
+impl Drop for Exchange<'_> {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hal::Region;
 
-use super::connection::Connection;
+use super::connection::{Connection, Fault};
 use crate::{error::Result, shm::Mapping, wire::Granted};
 
 /// Memory inside the store that this client alone may write. Dropped before it is spent, it goes back.
@@ -42,11 +42,6 @@ impl Grant {
     pub(super) fn connection(&self) -> &Arc<Connection> {
         &self.connection
     }
-
-    /// Says that the daemon has it back, as a value or not. The region stays mapped.
-    pub(super) fn spend(&mut self) {
-        self.spent = true;
-    }
 }
 
 impl Drop for Grant {
@@ -54,6 +49,14 @@ impl Drop for Grant {
         if !self.spent {
             self.connection.abandon(vec![self.id]);
         }
+    }
+}
+
+/// Says that the daemon has these back, as values or not, unless the commit's outcome tells that it never arrived. Their
+/// regions stay mapped.
+pub(super) fn spend<R>(grants: &mut [Grant], commit: &Result<R, Fault>) {
+    if commit.as_ref().err().is_none_or(Fault::may_have_arrived) {
+        grants.iter_mut().for_each(|grant| grant.spent = true);
     }
 }
 

@@ -7,16 +7,16 @@ use hal::{Bound, Deadline, Device, Place, Region};
 use super::{
     NodeEngine,
     connection::{Connection, Fault, astray, counted},
-    cut::{self, Cost, IpcMessage},
+    cut::{self, IpcMessage},
     grant::Grant,
-    import_refused, pause, pauses, unsettled,
+    import_refused, pause, pauses, stage, unsettled,
 };
 use crate::{
     arrow::{Ready, Route, Slot},
     error::{Error, Result},
     shm,
     store::{Mode, Put},
-    wire::{CommitItem, Fallback, Path, Reply, Request},
+    wire::{Fallback, Reply, Request},
 };
 
 const OP: &str = "put";
@@ -33,13 +33,13 @@ pub(super) struct PutCall<'a, D: Device> {
 
 /// How far a batch has come.
 #[derive(Default)]
-struct State {
+pub(super) struct State {
     /// One for each slot of the batch, once it is known.
     verdicts: Vec<Option<Result<Put>>>,
     /// Slots whose import the daemon refused: they go by staging from then on.
     refused: HashSet<usize>,
     /// Slots whose request was sent and never answered. They must not be stored twice.
-    doubtful: Vec<usize>,
+    pub(super) doubtful: Vec<usize>,
 }
 
 impl State {
@@ -47,13 +47,13 @@ impl State {
         slots.filter(|&i| self.verdicts[i].is_none()).collect()
     }
 
-    fn settle(&mut self, slots: &[usize], verdicts: impl IntoIterator<Item = Result<Put>>) {
+    pub(super) fn settle(&mut self, slots: &[usize], verdicts: impl IntoIterator<Item = Result<Put>>) {
         for (&i, verdict) in slots.iter().zip(verdicts) {
             self.verdicts[i] = Some(verdict);
         }
     }
 
-    fn fail(&mut self, slots: &[usize], e: &Error) {
+    pub(super) fn fail(&mut self, slots: &[usize], e: &Error) {
         self.settle(slots, slots.iter().map(|_| Err(e.clone())));
     }
 }
@@ -130,11 +130,7 @@ impl<D: Device> PutCall<'_, D> {
             return self.inline(connection, state, i);
         }
         while !staged.is_empty() {
-            let chunk =
-                cut::first(&staged, cut::VERDICTS, |i| Cost::item(self.slot(i).key(), self.slot(i).meta()));
-            let later = staged.split_off(chunk);
-            staged = self.stage(connection, state, &staged)?;
-            staged.extend(later);
+            staged = stage::stage(self, connection, state, &staged)?;
         }
         Ok(())
     }
@@ -224,100 +220,15 @@ impl<D: Device> PutCall<'_, D> {
         }
     }
 
-    /// Stores slots through memory that the daemon grants. Returns those for which there is no room while others of the
-    /// batch take it; they come next.
-    fn stage(
-        &self,
-        connection: &Arc<Connection>,
-        state: &mut State,
-        slots: &[usize],
-    ) -> Result<Vec<usize>, Fault> {
-        let lens: Vec<u64> = slots.iter().map(|&i| self.slot(i).region().len as u64).collect();
-        // A put of one value is probably followed by another one like it.
-        let ahead = if self.batch.slots().len() == 1 { lens[0] } else { 0 };
-        let unless = match self.mode {
-            Mode::Put => slots.iter().map(|&i| self.slot(i).key()).collect(),
-            Mode::Upsert => Vec::new(),
-        };
-        let spare = if ahead > 0 { connection.take_spare(ahead) } else { None };
-        let grants = match spare {
-            Some(grant) => vec![Ok(Some(grant))],
-            None => match connection.reserve(&lens, unless, self.deadline) {
-                Ok(grants) => grants,
-                Err(Fault::Refused(e)) => {
-                    state.fail(slots, &e);
-                    return Ok(Vec::new());
-                }
-                Err(fault) => return Err(fault),
-            },
-        };
-        let any = grants.iter().any(Result::is_ok);
-        let (mut written, mut writing) = (Vec::new(), Vec::new());
-        let (mut full, mut verdicts) = (Vec::new(), Vec::new());
-        for (&i, grant) in slots.iter().zip(grants) {
-            match grant {
-                Err(e @ Error::Full { .. }) => {
-                    full.push(i);
-                    verdicts.push(Err(e));
-                }
-                // An earlier slot of the same key must be stored first. Its own room is found again next time.
-                Ok(_) if full.iter().any(|&earlier| self.slot(earlier).key() == self.slot(i).key()) => {
-                    full.push(i);
-                }
-                Ok(None) => state.settle(&[i], [Ok(Put::AlreadyExists)]),
-                Ok(Some(grant)) => match self.copy(i, &grant) {
-                    Ok(()) => {
-                        written.push(i);
-                        writing.push(grant);
-                    }
-                    Err(e) => state.fail(&[i], &e),
-                },
-                Err(e) => state.fail(&[i], &e),
-            }
-        }
-        if !written.is_empty() {
-            self.commit(connection, state, &written, &mut writing, ahead)?;
-        }
-        if any || full.is_empty() || connection.drop_spare() {
-            return Ok(full);
-        }
-        state.settle(&full, verdicts);
-        Ok(Vec::new())
-    }
-
-    fn copy(&self, i: usize, grant: &Grant) -> Result<()> {
+    pub(super) fn copy(&self, i: usize, grant: &Grant) -> Result<()> {
         let slot = self.slot(i);
         // SAFETY: a ready slot is allocated and nobody writes it until the put has returned; the grant's memory is mapped
         // while the grant lives, and this call alone uses it.
         unsafe { shm::copy_in(self.bound, slot, grant.region(), self.deadline, self.progress) }
     }
 
-    fn commit(
-        &self,
-        connection: &Connection,
-        state: &mut State,
-        slots: &[usize],
-        grants: &mut [Grant],
-        ahead: u64,
-    ) -> Result<(), Fault> {
-        let items = slots.iter().zip(&*grants).map(|(&i, grant)| CommitItem {
-            grant: grant.id(),
-            key: self.slot(i).key(),
-            meta: self.slot(i).meta(),
-            len: self.slot(i).region().len as u64,
-            path: Path::Staging(self.fallback(state, i)),
-        });
-        let items = items.collect();
-        let outcome = connection.commit(grants, items, self.mode, ahead, self.deadline);
-        match self.answered(state, slots, outcome)? {
-            Ok(verdicts) => state.settle(slots, verdicts),
-            Err(e) => state.fail(slots, &e),
-        }
-        Ok(())
-    }
-
     /// Takes a refusal for the verdict that it is, and remembers what is not known.
-    fn answered<R>(
+    pub(super) fn answered<R>(
         &self,
         state: &mut State,
         slots: &[usize],
@@ -337,7 +248,7 @@ impl<D: Device> PutCall<'_, D> {
     }
 
     /// Why a slot goes by staging.
-    fn fallback(&self, state: &State, i: usize) -> Fallback {
+    pub(super) fn fallback(&self, state: &State, i: usize) -> Fallback {
         let why = match self.slot(i).route() {
             Route::Ipc { .. } if state.refused.contains(&i) => return Fallback::ImportRefused,
             Route::Ipc { .. } => Fallback::NotNegotiated,
@@ -347,7 +258,7 @@ impl<D: Device> PutCall<'_, D> {
         why
     }
 
-    fn slot(&self, i: usize) -> &Slot<D> {
+    pub(super) fn slot(&self, i: usize) -> &Slot<D> {
         &self.batch.slots()[i]
     }
 }

@@ -203,7 +203,7 @@ fn put(engine: &NodeEngine, values: &[(&str, &[u8])], deadline: Deadline) -> Vec
 
 fn get(engine: &NodeEngine, key: &str, into: &mut [u8]) -> Result<Description> {
     let item = Item { key: key.into(), meta: Vec::new(), span: Target::from(into).span };
-    send(vec![item], true, |bound, ready| one(engine.get_into(bound, ready, soon(), &|_| ())))
+    send(vec![item], true, |bound, ready| engine.get_into(bound, ready, soon(), &|_| ()).pop().unwrap())
 }
 
 fn exists(connection: &Arc<Connection>) -> Result<(), Fault> {
@@ -239,13 +239,15 @@ fn late_grants_and_holds_go_back_and_the_connection_stays_good() {
             peer.abandoned(&[10]);
         },
         |connection| {
-            let late = connection.reserve(&[4096, 4096], vec![], shortly());
+            let reserve = Request::Reserve { lens: vec![4096, 4096], unless: vec![] };
+            let late = connection.call(reserve, &[], shortly(), |_, _| Ok(()));
             assert!(matches!(late, Err(Fault::Timeout { sent: true })));
             assert!(matches!(
                 connection.hold(vec!["a", "b"], 0, shortly()),
                 Err(Fault::Timeout { sent: true })
             ));
-            let late = connection.commit(&mut [], vec![], Mode::Put, 0, shortly());
+            let commit = Request::Commit { items: vec![], mode: Mode::Put, ahead: 0 };
+            let late = connection.call(commit, &[], shortly(), |_, _| Ok(()));
             assert!(matches!(late, Err(Fault::Timeout { sent: true })));
             ask.send(()).unwrap();
             let grants = [connection.reserve_one(16, soon()).map_err(|_| ())];

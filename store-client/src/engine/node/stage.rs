@@ -1,0 +1,214 @@
+//! Puts through memory that the daemon grants: it is reserved, written, and committed.
+//!
+//! A batch of small values goes in parts, several of which are under way: the daemon grants the next part and commits the
+//! last one while this one is copied.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use hal::{Device, Place};
+
+use super::{
+    connection::{Connection, Exchange, Fault},
+    cut::{self, Cost},
+    grant::{Grant, spend},
+    put::{PutCall, State},
+};
+use crate::{
+    error::{Error, Result},
+    store::{Mode, Put},
+    wire::{CommitItem, Path, Request},
+};
+
+/// Slots of a part of a batch that goes in parts.
+const PART: usize = 32;
+
+/// Requests under way then: the grants of two parts, and the commits of two. The answers to all of them fit the ring, so the
+/// daemon does not wait for this side to read them.
+const UNDER_WAY: u64 = 4;
+
+/// Bytes of a batch that goes in parts, at most. No other thread's request comes between, so that must not take long; and of
+/// a longer one, copying is what takes the time.
+const OVERLAP_MAX: usize = 4 << 20;
+
+/// Stores slots. Returns those for which there is no room while others of the batch take it; they come next.
+pub(super) fn stage<D: Device>(
+    call: &PutCall<'_, D>,
+    connection: &Arc<Connection>,
+    state: &mut State,
+    slots: &[usize],
+) -> Result<Vec<usize>, Fault> {
+    let regions = || slots.iter().map(|&i| call.slot(i).region());
+    // A copy by a driver may hang.
+    let overlaps = slots.len() > PART
+        && regions().all(|region| region.place == Place::Host)
+        && regions().map(|region| region.len).sum::<usize>() <= OVERLAP_MAX;
+    let (most, part) = if overlaps { (UNDER_WAY, PART) } else { (1, cut::VERDICTS) };
+    let exchange = connection.exchange(most, call.deadline);
+    let (under_way, full) = (VecDeque::new(), Vec::new());
+    let mut staging = Staging { call, connection, state, exchange, under_way, full, any: false };
+    let outcome = staging.run(slots, part);
+    let Staging { exchange, under_way, full, any, state, .. } = staging;
+    drop(exchange);
+    if let Err(fault) = outcome {
+        for step in under_way {
+            let Step::Commit { slots, mut grants } = step else { continue };
+            // It was sent, and it is not known how far it came.
+            spend(&mut grants, &Ok::<_, Fault>(()));
+            if matches!(fault, Fault::Lost { .. }) && call.mode == Mode::Put {
+                state.doubtful.extend(slots);
+            }
+        }
+        return Err(fault);
+    }
+    if any || full.is_empty() || connection.drop_spare() {
+        return Ok(full.into_iter().map(|(i, _)| i).collect());
+    }
+    for (i, e) in full {
+        state.fail(&[i], &e);
+    }
+    Ok(Vec::new())
+}
+
+struct Staging<'s, 'a, D: Device> {
+    call: &'s PutCall<'a, D>,
+    connection: &'s Arc<Connection>,
+    state: &'s mut State,
+    exchange: Exchange<'s>,
+    /// What was asked, in order, and is not answered.
+    under_way: VecDeque<Step<'s>>,
+    /// Slots without room, and what the daemon said.
+    full: Vec<(usize, Error)>,
+    /// Whether there was room for any.
+    any: bool,
+}
+
+enum Step<'s> {
+    Reserve(&'s [usize]),
+    Commit { slots: Vec<usize>, grants: Vec<Grant> },
+}
+
+impl<'s, D: Device> Staging<'s, '_, D> {
+    fn run(&mut self, slots: &'s [usize], part: usize) -> Result<(), Fault> {
+        let mut rest = slots;
+        if self.ahead() > 0
+            && let Some(grant) = self.connection.take_spare(self.ahead())
+        {
+            self.fill(rest, vec![Ok(Some(grant))])?;
+            rest = &[];
+        }
+        loop {
+            while !rest.is_empty() && self.exchange.has_room() && self.reserving() < 2 {
+                let cost = |i| Cost::item(self.call.slot(i).key(), self.call.slot(i).meta());
+                let (next, later) = rest.split_at(cut::first(rest, part, cost));
+                self.reserve(next)?;
+                rest = later;
+            }
+            match self.under_way.pop_front() {
+                Some(Step::Reserve(part)) => self.reserved(part)?,
+                Some(Step::Commit { slots, grants }) => self.committed(&slots, grants)?,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Bytes to be granted ahead: a put of one value is probably followed by another one like it.
+    fn ahead(&self) -> u64 {
+        match self.call.batch.slots() {
+            [slot] => slot.region().len as u64,
+            _ => 0,
+        }
+    }
+
+    fn reserving(&self) -> usize {
+        self.under_way.iter().filter(|step| matches!(step, Step::Reserve(_))).count()
+    }
+
+    fn lens(&self, slots: &[usize]) -> Vec<u64> {
+        slots.iter().map(|&i| self.call.slot(i).region().len as u64).collect()
+    }
+
+    fn reserve(&mut self, slots: &'s [usize]) -> Result<(), Fault> {
+        let unless = match self.call.mode {
+            Mode::Put => slots.iter().map(|&i| self.call.slot(i).key()).collect(),
+            Mode::Upsert => Vec::new(),
+        };
+        let request = Request::Reserve { lens: self.lens(slots), unless };
+        match self.exchange.ask(request, &[]) {
+            Ok(()) => self.under_way.push_back(Step::Reserve(slots)),
+            Err(Fault::Refused(e)) => self.state.fail(slots, &e),
+            Err(fault) => return Err(fault),
+        }
+        Ok(())
+    }
+
+    fn reserved(&mut self, slots: &[usize]) -> Result<(), Fault> {
+        let lens = self.lens(slots);
+        match self.exchange.answer(|reply, _| self.connection.reserved(reply, &lens)) {
+            Ok(grants) => self.fill(slots, grants),
+            Err(Fault::Refused(e)) => {
+                self.state.fail(slots, &e);
+                Ok(())
+            }
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// Writes what was granted, and sends the commit.
+    fn fill(&mut self, slots: &[usize], granted: Vec<Result<Option<Grant>>>) -> Result<(), Fault> {
+        self.any |= granted.iter().any(Result::is_ok);
+        let (mut written, mut grants) = (Vec::with_capacity(slots.len()), Vec::with_capacity(slots.len()));
+        for (&i, grant) in slots.iter().zip(granted) {
+            match grant {
+                Err(e @ Error::Full { .. }) => self.full.push((i, e)),
+                // An earlier slot of the same key must be stored first. Its own room is found again next time.
+                Ok(_) if let Some(e) = self.is_full(i) => self.full.push((i, e)),
+                Ok(None) => self.state.settle(&[i], [Ok(Put::AlreadyExists)]),
+                Ok(Some(grant)) => match self.call.copy(i, &grant) {
+                    Ok(()) => {
+                        written.push(i);
+                        grants.push(grant);
+                    }
+                    Err(e) => self.state.fail(&[i], &e),
+                },
+                Err(e) => self.state.fail(&[i], &e),
+            }
+        }
+        if written.is_empty() {
+            return Ok(());
+        }
+        self.commit(written, grants)
+    }
+
+    /// What the daemon said of an earlier slot of the same key, if there was no room for it.
+    fn is_full(&self, i: usize) -> Option<Error> {
+        let key = |i: usize| self.call.slot(i).key();
+        self.full.iter().find(|(earlier, _)| key(*earlier) == key(i)).map(|(_, e)| e.clone())
+    }
+
+    fn commit(&mut self, slots: Vec<usize>, grants: Vec<Grant>) -> Result<(), Fault> {
+        let items = slots.iter().zip(&grants).map(|(&i, grant)| CommitItem {
+            grant: grant.id(),
+            key: self.call.slot(i).key(),
+            meta: self.call.slot(i).meta(),
+            len: self.call.slot(i).region().len as u64,
+            path: Path::Staging(self.call.fallback(self.state, i)),
+        });
+        let request = Request::Commit { items: items.collect(), mode: self.call.mode, ahead: self.ahead() };
+        match self.exchange.ask(request, &[]) {
+            Ok(()) => self.under_way.push_back(Step::Commit { slots, grants }),
+            Err(Fault::Refused(e)) => self.state.fail(&slots, &e),
+            Err(fault) => return Err(fault),
+        }
+        Ok(())
+    }
+
+    fn committed(&mut self, slots: &[usize], mut grants: Vec<Grant>) -> Result<(), Fault> {
+        let outcome = self.exchange.answer(|reply, _| self.connection.committed(reply, slots.len()));
+        spend(&mut grants, &outcome);
+        match self.call.answered(self.state, slots, outcome)? {
+            Ok(verdicts) => self.state.settle(slots, verdicts),
+            Err(e) => self.state.fail(slots, &e),
+        }
+        Ok(())
+    }
+}
