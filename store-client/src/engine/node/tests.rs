@@ -3,6 +3,7 @@
 use std::{
     ops::Range,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
@@ -386,6 +387,135 @@ fn a_batch_larger_than_the_pool_goes_on_in_parts_and_in_order() {
                 ),
                 "{verdicts:?}"
             );
+        },
+    );
+}
+
+/// Keys of a batch that goes in three parts.
+fn keys_of_parts() -> Vec<String> {
+    (0..70).map(|n| format!("k{n}")).collect()
+}
+
+/// Grants for the keys from `from` on, 100 bytes each, as [`keys_of_parts`] are put.
+fn grants_of_part(from: u64, count: u64) -> Vec<Result<Granted>> {
+    (from..from + count).map(|n| Ok(granted(n + 1, 1, 100 * n..100 * (n + 1)))).collect()
+}
+
+fn put_parts(engine: &NodeEngine, deadline: Deadline) -> Vec<Result<Put>> {
+    let keys = keys_of_parts();
+    let values: Vec<_> = (0..70u8).map(|n| [n; 100]).collect();
+    let batch: Vec<_> = keys.iter().zip(&values).map(|(key, value)| (key.as_str(), &value[..])).collect();
+    put(engine, &batch, deadline)
+}
+
+#[test]
+fn the_next_part_of_a_batch_is_asked_for_before_the_last_one_is_granted_or_stored() {
+    let keys = keys_of_parts();
+    let keys: Vec<_> = keys.iter().map(String::as_str).collect();
+    with_engine(
+        |mut peer| {
+            let file = arena();
+            let reserve = |request: Request<'_>| match request {
+                Request::Reserve { lens, unless } => {
+                    assert_eq!(lens, vec![100; unless.len()]);
+                    assert_eq!(unless[0], keys[if unless.len() == 6 { 64 } else { 0 }]);
+                }
+                other => panic!("{other:?}"),
+            };
+            let first = peer.expect(reserve);
+            let second = peer.expect(|request| assert!(matches!(request, Request::Reserve { .. })));
+            let arenas = vec![ArenaInfo { id: 1, len: ARENA }];
+            let some =
+                |grants: Vec<Result<Granted>>| grants.into_iter().map(|grant| grant.map(Some)).collect();
+            let grants = some(grants_of_part(0, 32));
+            peer.answer_with(first, Reply::Reserved { grants, arenas }, &[file.as_fd()]);
+            // Its commit comes, and the third part is asked for, though the second is not even granted.
+            let commit = |from: usize, to: usize| {
+                let keys = &keys[from..to];
+                move |request: Request<'_>| match request {
+                    Request::Commit { items, ahead: 0, .. } => {
+                        assert_eq!(items.iter().map(|item| item.key).collect::<Vec<_>>(), keys);
+                    }
+                    other => panic!("{other:?}"),
+                }
+            };
+            let stored = |count| Reply::Committed { slots: vec![Ok(Put::Stored); count], ahead: None };
+            let first = peer.expect(commit(0, 32));
+            let third = peer.expect(reserve);
+            peer.answer(second, Reply::Reserved { grants: some(grants_of_part(32, 32)), arenas: vec![] });
+            peer.answer(first, stored(32));
+            let second = peer.expect(commit(32, 64));
+            peer.answer(third, Reply::Reserved { grants: some(grants_of_part(64, 6)), arenas: vec![] });
+            peer.answer(second, stored(32));
+            let third = peer.expect(commit(64, 70));
+            peer.answer(third, stored(6));
+            let mut bytes = vec![0; 7000];
+            rustix::io::pread(&file, &mut bytes, 0).unwrap();
+            assert!(bytes.iter().enumerate().all(|(i, &byte)| byte as usize == i / 100));
+        },
+        |engine| {
+            let verdicts = put_parts(engine, soon());
+            assert!(
+                verdicts.len() == 70 && verdicts.iter().all(|verdict| matches!(verdict, Ok(Put::Stored)))
+            );
+        },
+    );
+}
+
+#[test]
+fn parts_under_way_at_the_deadline_are_given_up_and_what_they_bring_goes_back() {
+    let (late, is_late) = mpsc::channel();
+    with_engine(
+        move |mut peer| {
+            let file = arena();
+            peer.reserve(&[100; 32], grants_of_part(0, 32), Some(&file));
+            let second = peer.expect(|request| assert!(matches!(request, Request::Reserve { .. })));
+            let commit = peer.expect(|request| assert!(matches!(request, Request::Commit { .. })));
+            let third = peer.expect(|request| assert!(matches!(request, Request::Reserve { .. })));
+            is_late.recv().unwrap();
+            let grants = grants_of_part(32, 32).into_iter().map(|grant| grant.map(Some)).collect();
+            peer.answer(second, Reply::Reserved { grants, arenas: vec![] });
+            peer.answer(commit, Reply::Committed { slots: vec![Ok(Put::Stored); 32], ahead: None });
+            peer.answer(third, Reply::Refused(full()));
+            let stat = peer.expect(|request| assert!(matches!(request, Request::SetPinned { .. })));
+            peer.answer(stat, Reply::Found(vec![Ok(true)]));
+            // Those of the commit are the daemon's.
+            peer.abandoned(&(33..=64).collect::<Vec<_>>());
+        },
+        |engine| {
+            let verdicts = put_parts(engine, shortly());
+            assert!(verdicts.iter().all(|verdict| matches!(verdict, Err(Error::Timeout { .. }))));
+            assert!(engine_connection(engine).is_behind());
+            late.send(()).unwrap();
+            let pinned = self::engine(engine).set_pinned(&["k"], true, soon());
+            assert!(matches!(pinned[..], [Ok(true)]), "{pinned:?}");
+            assert!(!engine_connection(engine).is_behind());
+        },
+    );
+}
+
+#[test]
+fn parts_whose_fate_is_unknown_are_not_sent_again_and_the_others_are() {
+    listening(
+        |listener| {
+            let file = arena();
+            let mut peer = accept(listener, 1);
+            peer.reserve(&[100; 32], grants_of_part(0, 32), Some(&file));
+            peer.expect(|request| assert!(matches!(request, Request::Reserve { .. })));
+            peer.expect(|request| assert!(matches!(request, Request::Commit { .. })));
+            drop(peer);
+            let mut peer = accept(listener, 1);
+            let keys = keys_of_parts();
+            let keys: Vec<_> = keys[32..].iter().map(String::as_str).collect();
+            peer.reserve(&[100; 32], grants_of_part(0, 32), Some(&file));
+            peer.reserve(&[100; 6], grants_of_part(32, 6), None);
+            peer.commit(&keys[..32], Put::Stored, None);
+            peer.commit(&keys[32..], Put::Stored, None);
+        },
+        |engine| {
+            let verdicts = put_parts(engine, soon());
+            assert!(verdicts[..32].iter().all(|verdict| matches!(verdict, Err(Error::Disconnected { .. }))));
+            assert!(verdicts[32..].iter().all(|verdict| matches!(verdict, Ok(Put::Stored))), "{verdicts:?}");
         },
     );
 }
