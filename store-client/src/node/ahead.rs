@@ -1,5 +1,5 @@
 //! Memory that clients get before they ask for it, which saves a put one of its two round trips. It may not be evicted,
-//! so it is kept small: one grant for each client, and a share of the pool for all.
+//! so it is kept small: one grant for each client and one in preparation, and a share of the pool for all.
 
 use std::sync::{
     Arc,

@@ -96,6 +96,8 @@ impl<D: Device> Session<'_, D> {
     }
 
     fn reserve(&mut self, lens: &[u64], unless: &[&str], answer: Answer<'_>) -> io::Result<()> {
+        // Its memory may be what is missing.
+        self.prepared = None;
         let mut room = Room::for_slots(lens.len());
         let mut fresh = Vec::new();
         let keeps = self.space.keeps_which(unless, Mode::Put);
@@ -153,8 +155,14 @@ impl<D: Device> Session<'_, D> {
         let puts = self.space.commit_many(written, mode);
         self.node.metrics.puts(puts.iter().zip(items).map(|(put, item)| (put, item.len, item.path)));
         let slots = puts.into_iter().map(|put| room.fit(put)).collect();
-        let ahead = self.lend_ahead(ahead);
-        answer.give(Reply::Committed { slots, ahead }, &[])
+        let lent = self.lend_ahead(ahead);
+        let lends = lent.is_some();
+        answer.give(Reply::Committed { slots, ahead: lent }, &[])?;
+        // While the client goes on, so that it does not wait for this the next time.
+        if lends {
+            self.prepared = self.reserve_ahead(ahead);
+        }
+        Ok(())
     }
 
     /// Lends memory for the next put, unless the client has such a grant already or it would take some from anybody.
@@ -163,15 +171,21 @@ impl<D: Device> Session<'_, D> {
             return None;
         }
         let number = self.grants.next().ok()?;
-        let share = self.node.ahead.take(len)?;
-        let grant = self.writer.reserve_idle(&self.space, len)?;
-        if !self.writable.contains(&grant.arena().id()) {
-            return None;
-        }
-        let granted = granted(number, &grant);
-        self.grants.insert(Lent { grant, _share: Some(share) });
+        let lent = match self.prepared.take() {
+            Some(prepared) if prepared.grant.capacity() == len => prepared,
+            _ => self.reserve_ahead(len)?,
+        };
+        let granted = granted(number, &lent.grant);
+        self.grants.insert(lent);
         self.ahead = Some(number);
         Some(granted)
+    }
+
+    /// Memory that costs nobody anything, in an arena that the client has.
+    fn reserve_ahead(&self, len: u64) -> Option<Lent> {
+        let share = self.node.ahead.take(len)?;
+        let grant = self.writer.reserve_idle(&self.space, len)?;
+        self.writable.contains(&grant.arena().id()).then_some(Lent { grant, _share: Some(share) })
     }
 
     fn put_inline(&self, key: &str, meta: &[u8], bytes: &[u8], mode: Mode) -> Result<Put> {

@@ -45,6 +45,8 @@ pub(super) struct Session<'n, D: Device> {
     pub(super) writable: HashSet<ArenaId>,
     /// The grant that was lent ahead last.
     pub(super) ahead: Option<u64>,
+    /// What will be lent ahead next.
+    pub(super) prepared: Option<Lent>,
     /// What the client is reading page by page.
     pub(super) metrics_text: String,
 }
@@ -186,6 +188,7 @@ impl<'n, D: Device> Session<'n, D> {
             imports,
             writable: HashSet::new(),
             ahead: None,
+            prepared: None,
             metrics_text: String::new(),
         };
         Ok((session, welcome))
