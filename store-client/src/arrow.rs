@@ -13,7 +13,13 @@
 //! reads. This is the only place in the workspace where a stream is synchronised for a payload or a payload is exposed.
 //! When step 3 or 4 fails, nothing of the batch was sent.
 
-use std::{os::fd::OwnedFd, slice};
+use std::{
+    mem,
+    ops::{Deref, Range},
+    os::fd::OwnedFd,
+    slice,
+    sync::Arc,
+};
 
 use hal::{
     Allocated, Bound, Deadline, Device, DeviceUuid, Export, IpcHandle, Kind, Located, Place, Region, Workers,
@@ -25,12 +31,65 @@ use crate::{
     wire::{Fallback, Path},
 };
 
-/// One slot of a batch before its first step.
+/// The slots of a batch before their first step.
+#[derive(Debug)]
+pub(crate) struct Items<D: Device> {
+    /// All keys, one after the other: a batch costs one allocation for them, and not one for each.
+    keys: String,
+    list: Vec<Item<D>>,
+}
+
+#[derive(Debug)]
+struct Item<D: Device> {
+    key: Range<usize>,
+    meta: Vec<u8>,
+    span: Span<D>,
+}
+
+impl<D: Device> Items<D> {
+    /// None yet, with room for so many.
+    pub(crate) fn with_capacity(count: usize) -> Self {
+        Items { keys: String::new(), list: Vec::with_capacity(count) }
+    }
+
+    pub(crate) fn push(&mut self, key: &str, meta: Vec<u8>, span: Span<D>) {
+        let start = self.keys.len();
+        if start == 0 {
+            // Of just the right size, where it stays alone.
+            self.keys = key.to_owned();
+        } else {
+            self.keys.push_str(key);
+        }
+        self.list.push(Item { key: start..self.keys.len(), meta, span });
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Bytes of all spans.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.list.iter().map(|item| item.span.len as u64).sum()
+    }
+}
+
+/// A slot's key.
 #[derive(Debug, Clone)]
-pub(crate) struct Item<D: Device> {
-    pub(crate) key: String,
-    pub(crate) meta: Vec<u8>,
-    pub(crate) span: Span<D>,
+enum Key {
+    Alone(String),
+    /// A part of those of its batch.
+    Among(Arc<str>, Range<usize>),
+}
+
+impl Deref for Key {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        match self {
+            Key::Alone(key) => key,
+            Key::Among(keys, at) => &keys[at.clone()],
+        }
+    }
 }
 
 /// After step 1: each region is located, and the streams that it waits for are named.
@@ -44,22 +103,20 @@ pub struct Captured<D: Device> {
 
 impl<D: Device> Captured<D> {
     /// Step 1, on the thread whose current stream counts.
-    pub(crate) fn here(bound: &Bound<'_, D>, items: Vec<Item<D>>, lease: Lease) -> Result<Self> {
+    pub(crate) fn here(bound: &Bound<'_, D>, items: Items<D>, lease: Lease) -> Result<Self> {
         let device = bound.device().identity().uuid;
         let mut streams: Vec<D::Stream> = Vec::new();
         let mut slots = Vec::with_capacity(items.len());
-        for item in items {
-            let located = match item.span.origin {
-                Origin::Slice => {
-                    Located { region: Region::host(item.span.addr, item.span.len), allocation: None }
-                }
-                _ if item.span.len == 0 => {
-                    Located { region: Region::host(item.span.addr, 0), allocation: None }
-                }
-                _ => bound.locate(item.span.addr, item.span.len)?,
+        let Items { mut keys, list } = items;
+        let shared: Option<Arc<str>> = (list.len() > 1).then(|| keys.as_str().into());
+        for Item { key: at, meta, span } in list {
+            let located = match span.origin {
+                Origin::Slice => Located { region: Region::host(span.addr, span.len), allocation: None },
+                _ if span.len == 0 => Located { region: Region::host(span.addr, 0), allocation: None },
+                _ => bound.locate(span.addr, span.len)?,
             };
             let current;
-            let after = match &item.span.order {
+            let after = match &span.order {
                 Order::Current => {
                     current = bound.current_stream();
                     slice::from_ref(&current)
@@ -74,7 +131,12 @@ impl<D: Device> Captured<D> {
             }
             let Located { region, allocation } = located;
             let lease = (region.place == Place::Host).then(|| lease.clone());
-            slots.push(Slot { item, region, allocation, route: Route::Staging(Fallback::HOST), lease });
+            let key = match &shared {
+                Some(keys) => Key::Among(Arc::clone(keys), at),
+                None => Key::Alone(mem::take(&mut keys)),
+            };
+            let route = Route::Staging(Fallback::HOST);
+            slots.push(Slot { key, meta, span, region, allocation, route, lease });
         }
         Ok(Captured { device, slots, streams })
     }
@@ -183,7 +245,9 @@ pub struct Ready<D: Device> {
 /// One slot on its way.
 #[derive(Debug)]
 pub struct Slot<D: Device> {
-    item: Item<D>,
+    key: Key,
+    meta: Vec<u8>,
+    span: Span<D>,
     region: Region,
     /// The allocation around the region, where the driver made it.
     allocation: Option<Allocated>,
@@ -219,7 +283,7 @@ impl<D: Device> Ready<D> {
     /// Steps 1 to 4.
     pub(crate) fn make(
         bound: &Bound<'_, D>,
-        items: Vec<Item<D>>,
+        items: Items<D>,
         lease: Lease,
         imports: bool,
         workers: &Workers<D>,
@@ -251,9 +315,11 @@ impl<D: Device> Ready<D> {
         let slots = indices
             .iter()
             .map(|&i| {
-                let Slot { item, region, allocation, route, lease } = &self.slots[i];
+                let Slot { key, meta, span, region, allocation, route, lease } = &self.slots[i];
                 Slot {
-                    item: item.clone(),
+                    key: key.clone(),
+                    meta: meta.clone(),
+                    span: span.clone(),
                     region: *region,
                     allocation: *allocation,
                     route: *route,
@@ -277,12 +343,12 @@ impl<D: Device> Ready<D> {
 impl<D: Device> Slot<D> {
     /// The key.
     pub fn key(&self) -> &str {
-        &self.item.key
+        &self.key
     }
 
     /// What is stored beside the bytes.
     pub fn meta(&self) -> &[u8] {
-        &self.item.meta
+        &self.meta
     }
 
     /// The memory to read, or to fill.
@@ -293,7 +359,7 @@ impl<D: Device> Slot<D> {
     /// What keeps the region allocated. Only Mooncake lets the store itself at the memory.
     #[cfg(feature = "mooncake")]
     pub(crate) fn origin(&self) -> &Origin<D> {
-        &self.item.span.origin
+        &self.span.origin
     }
 
     /// Runs `work`, which touches the region's bytes; refused where the call has returned and the memory's owner has it

@@ -17,7 +17,7 @@ use hal::{Bound, Deadline, Device, DeviceExt, Keep, Place, Region, Workers};
 #[cfg(feature = "mooncake")]
 use crate::engine::mooncake::MooncakeEngine;
 use crate::{
-    arrow::{Item, Ready, Slot},
+    arrow::{Items, Ready, Slot},
     engine::{Description, Engine, PoolBuffer, View, in_process::InProcessEngine, node::NodeEngine},
     error::{Error, Result},
     fork,
@@ -413,7 +413,7 @@ impl<D: Device> StoreClient<D> {
         let items = items.into_iter().map(|(key, meta, span)| {
             check_key(key)?;
             check_meta(meta)?;
-            Ok(Item { key: key.to_owned(), meta: meta.to_vec(), span })
+            Ok((key, meta.to_vec(), span))
         });
         self.send("put", items, move |engine, bound, ready, deadline, progress| {
             engine.put(bound, ready, mode, deadline, progress)
@@ -438,7 +438,7 @@ impl<D: Device> StoreClient<D> {
                 }
                 taken.insert(at, (start, end));
             }
-            Ok(Item { key: key.to_owned(), meta: Vec::new(), span })
+            Ok((key, Vec::new(), span))
         });
         self.send("get_into", items, |engine, bound, ready, deadline, progress| {
             engine.get_into(bound, ready, deadline, progress)
@@ -465,10 +465,10 @@ impl<D: Device> StoreClient<D> {
     }
 
     /// Takes the good slots of a batch along the arrow, and puts the verdicts together again.
-    fn send<R: Send + 'static>(
+    fn send<'a, R: Send + 'static>(
         &self,
         op: &'static str,
-        items: impl Iterator<Item = Result<Item<D>>>,
+        items: impl Iterator<Item = Result<(&'a str, Vec<u8>, Span<D>)>>,
         call: impl Fn(&dyn Engine<D>, &Bound<'_, D>, &Ready<D>, Deadline, &(dyn Fn(u64) + Sync)) -> Vec<Result<R>>
         + Send
         + Sync
@@ -477,11 +477,11 @@ impl<D: Device> StoreClient<D> {
         if let Err(e) = self.open() {
             return items.map(|_| Err(e.clone())).collect();
         }
-        let mut good = Vec::with_capacity(items.size_hint().0);
+        let mut good = Items::with_capacity(items.size_hint().0);
         let mut bad = Vec::new();
         for (i, item) in items.enumerate() {
             match item {
-                Ok(item) => good.push(item),
+                Ok((key, meta, span)) => good.push(key, meta, span),
                 Err(e) => bad.push((i, e)),
             }
         }
@@ -504,7 +504,7 @@ impl<D: Device> StoreClient<D> {
     fn along_the_arrow<R: Send + 'static>(
         &self,
         op: &'static str,
-        items: Vec<Item<D>>,
+        items: Items<D>,
         call: impl Fn(&dyn Engine<D>, &Bound<'_, D>, &Ready<D>, Deadline, &(dyn Fn(u64) + Sync)) -> Vec<Result<R>>
         + Send
         + Sync
@@ -512,7 +512,7 @@ impl<D: Device> StoreClient<D> {
     ) -> Result<Vec<Result<R>>> {
         let deadline = Deadline::after(self.deadline);
         let inner = Arc::clone(&self.inner);
-        let report = self.reporter(&items);
+        let report = self.reporter(items.bytes());
         let lease = Lease::default();
         let _end = lease.ends_here();
         self.inner.workers.bound(deadline, op, move |bound| {
@@ -556,11 +556,12 @@ impl<D: Device> StoreClient<D> {
         self.open()?;
         let deadline = Deadline::after(self.deadline);
         let inner = Arc::clone(&self.inner);
-        let item = Item { key: String::new(), meta: Vec::new(), span };
+        let mut items = Items::with_capacity(1);
+        items.push("", Vec::new(), span);
         let lease = Lease::default();
         let _end = lease.ends_here();
         let sent = self.inner.workers.bound(deadline, op, move |bound| {
-            let ready = Ready::make(bound, vec![item], lease, false, &inner.workers, deadline);
+            let ready = Ready::make(bound, items, lease, false, &inner.workers, deadline);
             Ok(ready.and_then(|ready| {
                 let slot = ready.slots().first().filter(|slot| slot.region().place == Place::Host);
                 slot.map(|slot| slot.lend(|| Ok(work(slot)))).transpose()
@@ -619,9 +620,8 @@ impl<D: Device> StoreClient<D> {
     }
 
     /// What the engine calls with each further number of bytes that is done.
-    fn reporter(&self, items: &[Item<D>]) -> impl Fn(u64) + Send + Sync + 'static {
+    fn reporter(&self, total: u64) -> impl Fn(u64) + Send + Sync + 'static {
         let report = self.progress.clone();
-        let total = items.iter().map(|item| item.span.len as u64).sum();
         let done = AtomicU64::new(0);
         move |more| {
             if let Some(report) = &report {

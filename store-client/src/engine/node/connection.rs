@@ -497,23 +497,23 @@ impl Connection {
         mapping.range(offset, len).map_err(|e| self.broken(e))
     }
 
-    /// Where the first `len` bytes of a grant lie, and their mapping.
-    pub(super) fn granted(&self, granted: Granted, len: u64) -> Result<(Option<Arc<Mapping>>, Region)> {
+    /// Where the first `len` bytes of a grant lie, mapped while the connection lives.
+    pub(super) fn granted(&self, granted: Granted, len: u64) -> Result<Region> {
         if granted.capacity < len {
             let reason = format!("{} bytes were granted where {len} were asked for", granted.capacity);
             return Err(Error::Protocol { reason });
         }
         if len == 0 {
-            return Ok((None, Region::host(0, 0)));
+            return Ok(Region::host(0, 0));
         }
-        let Some(mapping) = self.writable.read().get(&granted.arena).cloned() else {
+        let writable = self.writable.read();
+        let Some(mapping) = writable.get(&granted.arena) else {
             let reason = format!("a grant lies in arena {}, which was never sent", granted.arena);
             return Err(Error::Protocol { reason });
         };
         // All of it, so that no part of a spare grant is found wanting later.
         mapping.range(granted.offset, granted.capacity)?;
-        let region = mapping.range(granted.offset, len)?;
-        Ok((Some(mapping), region))
+        mapping.range(granted.offset, len)
     }
 
     /// Memory for one value of `len` bytes.

@@ -5,14 +5,13 @@ use std::sync::Arc;
 use hal::Region;
 
 use super::connection::{Connection, Fault};
-use crate::{error::Result, shm::Mapping, wire::Granted};
+use crate::{error::Result, wire::Granted};
 
 /// Memory inside the store that this client alone may write. Dropped before it is spent, it goes back.
 #[derive(Debug)]
 pub(super) struct Grant {
+    /// Keeps `region` mapped.
     connection: Arc<Connection>,
-    /// Keeps `region` mapped. The empty region needs none.
-    _mapping: Option<Arc<Mapping>>,
     region: Region,
     id: u64,
     spent: bool,
@@ -23,9 +22,8 @@ impl Grant {
     ///
     /// *Errors*: [`Error::Protocol`](crate::Error::Protocol) where they are not all there, or not in an arena of ours.
     pub(super) fn new(connection: &Arc<Connection>, granted: Granted, len: u64) -> Result<Self> {
-        let (mapping, region) = connection.granted(granted, len)?;
-        let connection = Arc::clone(connection);
-        Ok(Grant { connection, _mapping: mapping, region, id: granted.grant, spent: false })
+        let region = connection.granted(granted, len)?;
+        Ok(Grant { connection: Arc::clone(connection), region, id: granted.grant, spent: false })
     }
 
     /// The memory, for writing, mapped while this lives.

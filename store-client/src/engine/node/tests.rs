@@ -13,7 +13,7 @@ use hal::{DeviceUuid, Workers};
 
 use super::*;
 use crate::{
-    arrow::{Captured, Item},
+    arrow::{Captured, Items},
     payload::{Lease, Payload, Target},
     wire::{Answer, ArenaInfo, Described, Frame, Granted, Held, Ring, Socket, VERSION, ring_words},
 };
@@ -179,7 +179,7 @@ fn engine(engine: &NodeEngine) -> &dyn Engine<CpuDevice> {
 }
 
 fn send<R>(
-    items: Vec<Item<CpuDevice>>,
+    items: Items<CpuDevice>,
     imports: bool,
     call: impl FnOnce(&Bound<'_, CpuDevice>, &Ready<CpuDevice>) -> R,
 ) -> R {
@@ -192,19 +192,15 @@ fn send<R>(
 }
 
 fn put(engine: &NodeEngine, values: &[(&str, &[u8])], deadline: Deadline) -> Vec<Result<Put>> {
-    let item = |&(key, bytes): &(&str, &[u8])| Item {
-        key: key.into(),
-        meta: Vec::new(),
-        span: Payload::from(bytes).span,
-    };
-    send(values.iter().map(item).collect(), true, |bound, ready| {
-        engine.put(bound, ready, Mode::Put, deadline, &|_| ())
-    })
+    let mut items = Items::with_capacity(values.len());
+    values.iter().for_each(|&(key, bytes)| items.push(key, Vec::new(), Payload::from(bytes).span));
+    send(items, true, |bound, ready| engine.put(bound, ready, Mode::Put, deadline, &|_| ()))
 }
 
 fn get(engine: &NodeEngine, key: &str, into: &mut [u8]) -> Result<Description> {
-    let item = Item { key: key.into(), meta: Vec::new(), span: Target::from(into).span };
-    send(vec![item], true, |bound, ready| engine.get_into(bound, ready, soon(), &|_| ()).pop().unwrap())
+    let mut items = Items::with_capacity(1);
+    items.push(key, Vec::new(), Target::from(into).span);
+    send(items, true, |bound, ready| engine.get_into(bound, ready, soon(), &|_| ()).pop().unwrap())
 }
 
 fn exists(connection: &Arc<Connection>) -> Result<(), Fault> {
@@ -545,12 +541,11 @@ fn what_the_node_cannot_open_goes_by_staging_in_the_same_call() {
             peer.answer(id, Reply::Put(Ok(Put::Stored)));
         },
         |engine| {
-            let item = |key: &str, offset, len| Item {
-                key: key.into(),
-                meta: Vec::new(),
-                span: Payload::part(&buffer, offset, len).unwrap().already_done().span,
-            };
-            let items = vec![item("a", 0, 1024), item("b", 1024, 1000)];
+            let mut items = Items::with_capacity(2);
+            for (key, offset, len) in [("a", 0, 1024), ("b", 1024, 1000)] {
+                let part = Payload::part(&buffer, offset, len).unwrap().already_done();
+                items.push(key, Vec::new(), part.span);
+            }
             let verdicts =
                 send(items, true, |bound, ready| engine.put(bound, ready, Mode::Put, soon(), &|_| ()));
             assert!(matches!(verdicts[..], [Ok(Put::Stored), Ok(Put::Stored)]), "{verdicts:?}");
