@@ -8,9 +8,11 @@
 //! | [`job`] | operations, shapes, and the memory that values come from and go to |
 //! | [`store`] | what every store must be able to do, and how its calls are checked and timed |
 //! | [`stores`] | memcpy, the floors, Haulier, Redis, memcached |
+//! | [`mooncake`] | a cluster, Mooncake's own client in this process, and Haulier's engine for it |
 //! | [`worker`] | stores whose clients are Python's, in processes of their own |
 //! | [`floor`] | the bare store: an arena, an index, and three ways to ask for a slot |
 //! | [`run`] | the rounds |
+//! | [`network`] | a network of this process alone |
 //! | [`report`], [`chart`] | what comes out |
 
 pub mod chart;
@@ -19,6 +21,8 @@ pub mod failure;
 pub mod floor;
 pub mod job;
 pub mod machine;
+pub mod mooncake;
+pub mod network;
 pub mod report;
 pub mod run;
 pub mod store;

@@ -21,7 +21,9 @@ use haulier_peers::{
     floor::{self, Floor, FloorServer, Way},
     job::{Op, Shape},
     machine::{self, Machine},
-    report::{About, Report},
+    mooncake::{Cluster, Direct, Own, Registered, Staged},
+    network,
+    report::{About, Report, Subject},
     run::{Plan, run},
     store::{Here, Limits, Peer, Store},
     stores::{Fresh, HaulierHere, HaulierNode, Memcached, Memcpy, Redis},
@@ -31,6 +33,17 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// Values of one call, and bytes of each.
 const BATCHES: [Shape; 2] = [Shape { values: 400, bytes: 4 << 10 }, Shape { values: 64, bytes: 64 << 10 }];
+
+/// The two tables: what each is about, and the name of its files.
+const STORES: (Subject, &str) =
+    (Subject { title: "Haulier beside other stores", reference: "memcpy" }, "compare");
+const MOONCAKE: (Subject, &str) = (
+    Subject {
+        title: "Haulier's engine for Mooncake beside Mooncake's own client",
+        reference: "mooncake, registered once",
+    },
+    "mooncake",
+);
 
 /// Measure Haulier beside memcpy, bare floors and other stores, in turns, in one run
 ///
@@ -59,13 +72,22 @@ struct Args {
     #[arg(long)]
     bare: bool,
 
+    /// Instead, Haulier's engine for Mooncake beside Mooncake's own client: mooncake.md and mooncake.json, no chart
+    #[arg(long, conflicts_with = "bare")]
+    mooncake: bool,
+
+    /// Mooncake's store library, beside which its programs lie
+    #[arg(long, value_name = "FILE", env = "HAULIER_MOONCAKE", requires = "mooncake")]
+    mooncake_library: Option<PathBuf>,
+
     /// Sizes of values; the batches have 400 of 4KiB and 64 of 64KiB and run where that size is among them
     #[arg(
         long,
         value_name = "SIZE,...",
         value_delimiter = ',',
         value_parser = size,
-        default_value = "4KiB,64KiB,1MiB,16MiB,256MiB"
+        default_value = "4KiB,64KiB,1MiB,16MiB,256MiB",
+        default_value_if("mooncake", "true", "4KiB,1MiB,16MiB")
     )]
     sizes: Vec<usize>,
 
@@ -116,7 +138,10 @@ fn compare(args: &Args) -> Result<()> {
     let dir = dir.during("a private directory")?;
 
     let start = Instant::now();
-    let Field { mut peers, about } = field(args, &plan, most, dir.path())?;
+    let Field { mut peers, about, cluster } = match args.mooncake {
+        true => mooncake_field(args, most, dir.path())?,
+        false => field(args, &plan, most, dir.path())?,
+    };
     let mut last = None;
     let cells = run(&mut peers, &plan, |shape, round| {
         if interrupted.load(Ordering::Relaxed) {
@@ -130,9 +155,11 @@ fn compare(args: &Args) -> Result<()> {
         Ok(())
     })?;
     drop(peers);
+    drop(cluster);
 
-    let report = Report::new(machine, &plan, start.elapsed().as_secs_f64(), about, &cells);
-    write(&args.out, &report)?;
+    let (subject, name) = if args.mooncake { MOONCAKE } else { STORES };
+    let report = Report::new(subject, machine, &plan, start.elapsed().as_secs_f64(), about, &cells);
+    write(&args.out, name, &report)?;
     let ours: Vec<String> = cells
         .iter()
         .filter(|cell| cell.peer.starts_with("haulier"))
@@ -202,11 +229,42 @@ fn field(args: &Args, plan: &Plan, most: usize, dir: &Path) -> Result<Field> {
     Ok(field)
 }
 
+/// Mooncake's own client and Haulier's engine, each used in two ways, on one cluster.
+fn mooncake_field(args: &Args, most: usize, dir: &Path) -> Result<Field> {
+    let mut field = Field::default();
+    field.add(Ok(Memcpy::new(most)))?;
+    let cluster = match &args.mooncake_library {
+        Some(library) => network::leave().and_then(|()| Cluster::start(library, dir, 8 * most + (256 << 20))),
+        None => Err(Failure("no --mooncake-library was named; tests/peers/compare fetches one".into())),
+    };
+    match cluster {
+        Ok(cluster) => {
+            for way in [Registered::Once, Registered::PerCall] {
+                field.add_or_name(way.name(), way.about(), Own::join(&cluster, most, way));
+            }
+            field.add(Direct::join(&cluster, most))?;
+            field.add(Staged::join(&cluster))?;
+            field.cluster = Some(cluster);
+        }
+        Err(why) => {
+            for way in [Registered::Once, Registered::PerCall] {
+                field.name_only(way.name(), way.about(), &why);
+            }
+            for (name, about) in [Direct::NAME, Staged::NAME] {
+                field.name_only(name, about, &why);
+            }
+        }
+    }
+    Ok(field)
+}
+
 /// Who takes part.
 #[derive(Default)]
 struct Field {
     peers: Vec<Box<dyn Peer>>,
     about: Vec<About>,
+    /// Outlives its clients.
+    cluster: Option<Cluster>,
 }
 
 impl Field {
@@ -298,17 +356,19 @@ const WORKERS: [(&str, Ways); 3] = [
     ),
 ];
 
-fn write(out: &Path, report: &Report) -> Result<()> {
+fn write(out: &Path, name: &str, report: &Report) -> Result<()> {
     let json = serde_json::to_string_pretty(report).during("writing JSON")?;
     let table = report.markdown();
-    for (name, text) in
-        [("compare.json", &json), ("compare.md", &table), ("compare.svg", &chart::draw(report))]
-    {
-        let path = out.join(name);
+    let mut files = vec![("json", json), ("md", table.clone())];
+    if report.subject == STORES.0 {
+        files.push(("svg", chart::draw(report)));
+    }
+    for (kind, text) in &files {
+        let path = out.join(format!("{name}.{kind}"));
         fs::write(&path, text).during(path.display())?;
+        eprintln!("written: {}", path.display());
     }
     println!("{table}");
-    eprintln!("written: compare.md, compare.json and compare.svg in {}", out.display());
     Ok(())
 }
 

@@ -11,12 +11,21 @@ use crate::{
     store::Peer,
 };
 
-/// The peer that ratios refer to.
-pub const REFERENCE: &str = "memcpy";
+/// What a report is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Subject {
+    /// Of the whole table.
+    pub title: &'static str,
+    /// The peer that ratios refer to.
+    pub reference: &'static str,
+}
 
 /// Everything about a run.
 #[derive(Debug, Serialize)]
 pub struct Report {
+    /// What it is about.
+    #[serde(flatten)]
+    pub subject: Subject,
     /// Where it ran.
     pub machine: Machine,
     /// Rounds that were planned for each shape.
@@ -78,8 +87,8 @@ pub struct Figures {
     pub samples: usize,
     /// Rounds that took place.
     pub rounds: usize,
-    /// The peer's median by that of a memcpy of the same bytes in the same round; of all rounds, the median.
-    pub times_memcpy: Option<f64>,
+    /// The peer's median by that of the reference for the same bytes in the same round; of all rounds, the median.
+    pub times_reference: Option<f64>,
 }
 
 /// The sample that `part` of all do not exceed.
@@ -95,11 +104,19 @@ fn median(samples: &[f64]) -> f64 {
 
 impl Report {
     /// Out of the samples.
-    pub fn new(machine: Machine, plan: &Plan, seconds: f64, peers: Vec<About>, cells: &[Cell]) -> Self {
+    pub fn new(
+        subject: Subject,
+        machine: Machine,
+        plan: &Plan,
+        seconds: f64,
+        peers: Vec<About>,
+        cells: &[Cell],
+    ) -> Self {
         let rows = cells.iter().map(|cell| {
             let against = if cell.op.reads() { Op::GetInto } else { Op::Put };
-            let reference =
-                cells.iter().find(|c| c.peer == REFERENCE && c.op == against && c.shape == cell.shape);
+            let reference = cells
+                .iter()
+                .find(|c| c.peer == subject.reference && c.op == against && c.shape == cell.shape);
             Row {
                 peer: cell.peer.into(),
                 op: cell.op,
@@ -109,7 +126,7 @@ impl Report {
             }
         });
         let burst_ms = plan.limits.budget.as_millis() as u64;
-        Report { machine, rounds: plan.rounds, burst_ms, seconds, peers, rows: rows.collect() }
+        Report { subject, machine, rounds: plan.rounds, burst_ms, seconds, peers, rows: rows.collect() }
     }
 
     /// The figures of one cell.
@@ -136,17 +153,23 @@ impl Report {
     /// Tables in Markdown.
     pub fn markdown(&self) -> String {
         let mut text = format!(
-            "# Haulier beside other stores\n\n\
+            "# {}\n\n\
              Ran on a {}. Up to {} rounds for each size, in {:.0} s; in each, every peer made calls for {} ms (large values: a few calls), one \
              after the other, so that whatever else the machine did hit all of them.\n\n\
-             Each cell is the median of a call in µs, in brackets its ratio to a memcpy of the same bytes in the same \
+             Each cell is the median of a call in µs, in brackets its ratio to {} for the same bytes in the same \
              round, then the quartiles. A look at the clock costs {:.0} ns and is in every sample; calls shorter than \
              10 µs that need no preparation were timed in groups. Nothing was timed before its bytes were compared once. \
              Absolute figures do not carry over to another machine; ratios do, roughly.\n",
-            self.machine, self.rounds, self.seconds, self.burst_ms, self.machine.clock_ns
+            self.subject.title,
+            self.machine,
+            self.rounds,
+            self.seconds,
+            self.burst_ms,
+            self.subject.reference,
+            self.machine.clock_ns
         );
         let mut reasons: Vec<String> = Vec::new();
-        for op in Op::ALL {
+        for op in Op::ALL.into_iter().filter(|op| self.rows.iter().any(|row| row.op == *op)) {
             let shapes = self.shapes();
             let _ = write!(text, "\n## {}\n\n| µs |", op.title());
             shapes.iter().for_each(|shape| text.push_str(&format!(" {shape} |")));
@@ -185,7 +208,7 @@ fn figures(cell: &Cell, reference: Option<&Cell>) -> Option<Figures> {
         .map(|reference| cell.rounds.iter().zip(&reference.rounds))
         .into_iter()
         .flatten()
-        .map(|(own, memcpy)| median(own) / median(memcpy))
+        .map(|(own, other)| median(own) / median(other))
         .filter(|ratio| ratio.is_finite())
         .collect();
     Some(Figures {
@@ -194,14 +217,14 @@ fn figures(cell: &Cell, reference: Option<&Cell>) -> Option<Figures> {
         p75_us: quantile(&mut all, 0.75),
         samples: all.len(),
         rounds: cell.rounds.len(),
-        times_memcpy: (!ratios.is_empty()).then(|| quantile(&mut ratios, 0.5)),
+        times_reference: (!ratios.is_empty()).then(|| quantile(&mut ratios, 0.5)),
     })
 }
 
 fn cell_text(row: Option<&Row>, reasons: &mut Vec<String>) -> String {
     let Some(row) = row else { return " – |".into() };
     let figures = row.figures.map(|of| {
-        let ratio = of.times_memcpy.map_or_else(String::new, |times| format!(" ({}×)", short(times)));
+        let ratio = of.times_reference.map_or_else(String::new, |times| format!(" ({}×)", short(times)));
         format!(" **{}**{ratio} {}–{}", short(of.median_us), short(of.p25_us), short(of.p75_us))
     });
     let failed = row.failed.as_ref().map(|why| {
@@ -266,7 +289,8 @@ mod tests {
             about("redis", None),
             about("nixl", Some("no wheel for this Python")),
         ];
-        Report::new(Machine::here(), &plan, 1.0, peers, &cells)
+        let subject = Subject { title: "A table", reference: "memcpy" };
+        Report::new(subject, Machine::here(), &plan, 1.0, peers, &cells)
     }
 
     #[test]
@@ -275,10 +299,10 @@ mod tests {
         let of = report.figures("haulier", Op::Put, Shape::one(4096)).unwrap();
         assert_eq!((of.median_us, of.p25_us, of.p75_us, of.samples), (6.0, 6.0, 20.0, 6));
         // 6/2 in the first round and 20/4 in the second: the lower one of two is the median.
-        assert_eq!(of.times_memcpy, Some(3.0));
+        assert_eq!(of.times_reference, Some(3.0));
         // In place is compared with the same put.
         let of = report.figures("haulier", Op::PutInPlace, Shape::one(4096)).unwrap();
-        assert_eq!(of.times_memcpy, Some(0.25));
+        assert_eq!(of.times_reference, Some(0.25));
     }
 
     #[test]

@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use haulier_tests::process::{Process, binary, wait_for};
+use haulier_tests::{
+    mooncake::{LIBRARY, stand_ins},
+    process::{Process, binary, skip, wait_for},
+};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -35,7 +38,7 @@ fn a_tiny_run_writes_a_whole_table_and_chart() {
         assert_eq!(row["failed"], Value::Null, "{row}");
         assert!(number("p25_us") <= number("median_us") && number("median_us") <= number("p75_us"), "{row}");
         assert!(
-            number("median_us") > 0.0 && number("times_memcpy") > 0.0 && number("rounds") == 2.0,
+            number("median_us") > 0.0 && number("times_reference") > 0.0 && number("rounds") == 2.0,
             "{row}"
         );
         let of = (row["peer"].as_str().unwrap(), row["op"].as_str().unwrap());
@@ -101,5 +104,73 @@ fn an_interrupted_run_leaves_no_server_and_says_so() {
     assert!(!out.path().join("compare.json").exists());
     for server in servers {
         assert!(!fs::exists(format!("/proc/{server}")).unwrap(), "server {server} outlived the run");
+    }
+}
+
+const OF_MOONCAKE: [&str; 4] = [
+    "mooncake, registered once",
+    "mooncake, registered per call",
+    "haulier, registered once",
+    "haulier, any memory",
+];
+
+fn mooncake(out: &std::path::Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_haulier-compare"));
+    command.args(["--mooncake", "--quick", "--sizes", "4KiB,1MiB", "--rounds", "1", "--out"]).arg(out);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn report_of(command: &mut Command, out: &std::path::Path) -> Value {
+    let output = Process::spawn(command).unwrap().output();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(!out.join("mooncake.svg").exists());
+    serde_json::from_str(&fs::read_to_string(out.join("mooncake.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn where_there_is_no_mooncake_the_table_names_who_is_missing() {
+    let out = tempfile::tempdir().unwrap();
+    for (library, why) in
+        [(None, "no --mooncake-library"), (Some("/nowhere/lib.so"), "/nowhere/mooncake_master")]
+    {
+        let mut command = mooncake(out.path());
+        command.env_remove(LIBRARY);
+        if let Some(library) = library {
+            command.args(["--mooncake-library", library]);
+        }
+        let report = report_of(&mut command, out.path());
+        for name in OF_MOONCAKE {
+            let peers = report["peers"].as_array().unwrap();
+            let peer =
+                peers.iter().find(|peer| peer["name"] == name).unwrap_or_else(|| panic!("{name}: {peers:?}"));
+            assert!(peer["missing"].as_str().is_some_and(|reason| reason.contains(why)), "{peer}");
+        }
+    }
+}
+
+#[test]
+fn the_engine_for_mooncake_is_measured_beside_mooncakes_own_client() {
+    const TEST: &str = "the_engine_for_mooncake_is_measured_beside_mooncakes_own_client";
+    let Some(library) = std::env::var_os(LIBRARY).filter(|path| !path.is_empty()) else {
+        return skip(TEST, format_args!("{LIBRARY} names no Mooncake; tests/run fetches one"));
+    };
+    let (out, stand_ins) = (tempfile::tempdir().unwrap(), stand_ins("9.0.0"));
+    let mut command = mooncake(out.path());
+    command.env("LD_LIBRARY_PATH", stand_ins.path()).env("MC_FORCE_TCP", "1").env(LIBRARY, library);
+    let report = report_of(&mut command, out.path());
+    assert_eq!(report["reference"], OF_MOONCAKE[0]);
+    let rows = report["rows"].as_array().unwrap();
+    for name in OF_MOONCAKE {
+        for (op, values, bytes) in
+            ["put", "get_into"].into_iter().flat_map(|op| [(op, 1, 4096), (op, 1, 1 << 20), (op, 400, 4096)])
+        {
+            let is = |row: &&Value| {
+                row["peer"] == name && row["op"] == op && row["values"] == values && row["bytes"] == bytes
+            };
+            let row = rows.iter().find(is).unwrap_or_else(|| panic!("{name}, {op}, {values} x {bytes}"));
+            assert_eq!(row["failed"], Value::Null, "{row}");
+            assert!(row["figures"]["times_reference"].as_f64().is_some_and(|times| times > 0.0), "{row}");
+        }
     }
 }

@@ -19,23 +19,23 @@ use crate::{
     store::Store,
 };
 
-fn host() -> Result<AnyDevice> {
+pub(crate) fn host() -> Result<AnyDevice> {
     let devices = devices::open("cpu").during("opening the host")?;
     devices.into_iter().next().ok_or(Failure("the host has no device".into()))
 }
 
 /// The calls, which are the same for every engine.
-struct Calls {
+pub(crate) struct Calls {
     client: StoreClient<AnyDevice>,
     allocated: Option<PoolBuffer>,
 }
 
 impl Calls {
-    fn new(client: StoreClient<AnyDevice>) -> Self {
+    pub(crate) fn new(client: StoreClient<AnyDevice>) -> Self {
         Calls { client, allocated: None }
     }
 
-    fn before(&mut self, op: Op, job: &Job, fill: bool) -> Result<()> {
+    pub(crate) fn before(&mut self, op: Op, job: &Job, fill: bool) -> Result<()> {
         if op.reads() {
             return Ok(());
         }
@@ -51,7 +51,7 @@ impl Calls {
         Ok(())
     }
 
-    fn call(&mut self, op: Op, job: &mut Job) -> Result<()> {
+    pub(crate) fn call(&mut self, op: Op, job: &mut Job) -> Result<()> {
         let one = job.shape.values == 1;
         match op {
             Op::Put if one => stored(self.client.put(&job.keys[0], job.source())),
@@ -84,7 +84,7 @@ impl Calls {
         }
     }
 
-    fn look(&mut self, job: &mut Job) -> Result<()> {
+    pub(crate) fn look(&mut self, job: &mut Job) -> Result<()> {
         let (keys, target) = job.target_mut();
         for (key, target) in pairs_mut(keys, target) {
             let view = self.client.view(key).during("view")?;
@@ -96,13 +96,13 @@ impl Calls {
         Ok(())
     }
 
-    fn forget(&mut self, job: &Job) -> Result<()> {
+    pub(crate) fn forget(&mut self, job: &Job) -> Result<()> {
         let keys: Vec<&str> = job.keys.iter().map(String::as_str).collect();
         self.client.batch_remove(&keys).into_iter().try_for_each(|slot| slot.map(drop)).during("remove")
     }
 }
 
-fn stored(put: haulier::Result<Put>) -> Result<()> {
+pub(crate) fn stored(put: haulier::Result<Put>) -> Result<()> {
     match put.during("put")? {
         Put::Stored => Ok(()),
         other => Err(Failure(format!("put answered {other:?} instead of Stored"))),

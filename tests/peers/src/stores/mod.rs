@@ -6,6 +6,7 @@ mod memcached;
 mod memcpy;
 mod redis;
 
+pub(crate) use self::haulier::{Calls, host, stored};
 pub use self::{
     haulier::{HaulierHere, HaulierNode},
     memcached::Memcached,
