@@ -6,6 +6,7 @@ pub mod conformance;
 pub mod cuda;
 pub mod fixture;
 pub mod gate;
+pub mod mix;
 pub mod mooncake;
 pub mod peer;
 pub mod process;

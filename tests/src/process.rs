@@ -410,6 +410,14 @@ impl Serve {
     /// # Errors
     /// How it ended, and what it said.
     pub fn try_start(self) -> Result<Daemon, Ended> {
+        self.launch()?.ready()
+    }
+
+    /// Starts it, and does not wait for it.
+    ///
+    /// # Errors
+    /// As [`try_start`](Self::try_start), where it cannot even be run.
+    pub fn launch(self) -> Result<Launched, Ended> {
         let place = self.place.unwrap_or_else(private_dir);
         let socket = place.path().join("node.sock");
         let log = place.path().join("node.log");
@@ -442,8 +450,28 @@ impl Serve {
         if let Some(tweak) = self.tweak {
             tweak(&mut command);
         }
-        let mut process =
+        let process =
             Process::spawn(&mut command).map_err(|e| Ended { status: None, said: e.to_string() })?;
+        Ok(Launched { process, socket, log, place })
+    }
+}
+
+/// A daemon of which it is not known yet whether it serves.
+#[derive(Debug)]
+pub struct Launched {
+    process: Process,
+    socket: PathBuf,
+    log: PathBuf,
+    place: Arc<TempDir>,
+}
+
+impl Launched {
+    /// Waits until it serves, or has ended.
+    ///
+    /// # Errors
+    /// How it ended, and what it said.
+    pub fn ready(self) -> Result<Daemon, Ended> {
+        let Launched { mut process, socket, log, place } = self;
         let mut stdout = BufReader::new(process.child.stdout.take().expect("stdout is piped"));
         let mut ready = String::new();
         // A line when it serves, the pipe's end when it does not.

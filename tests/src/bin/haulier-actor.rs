@@ -10,7 +10,7 @@ use std::{
     io::{self, BufRead, Write},
     path::Path,
     process,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use backend_cpu::CpuDevice;
@@ -20,6 +20,7 @@ use haulier::{
     store,
 };
 use haulier_tests::{
+    mix::{Mix, Plan},
     process::{connect, descriptors, mappings},
     world::{bytes, marked, seed_of},
 };
@@ -126,6 +127,18 @@ impl Actor<'_> {
             // Reads random keys until it is ended from outside, keeps some views, and checks every byte, of the views once
             // more when it lets go; says so when it begins, and what is wrong if something is.
             ["read-storm", prefix, keys, seed] => self.read_storm(prefix, keys.parse()?, seed.parse()?),
+            // A bit of everything until it is ended from outside, or for so many milliseconds. Says so after the first `calls`,
+            // then how many calls it made, or what is wrong.
+            ["mix", own, seed, shared, keys, most, calls, millis] => {
+                let plan = Plan {
+                    shared: shared.into(),
+                    keys: keys.parse()?,
+                    own: own.into(),
+                    seed: seed.parse()?,
+                    most: most.parse()?,
+                };
+                self.mix(plan, calls.parse()?, Duration::from_millis(millis.parse()?))
+            }
             ["put-shard", key, seed, rank, world] => {
                 self.put_shard(key, seed.parse()?, rank.parse()?, world.parse()?)
             }
@@ -144,6 +157,21 @@ impl Actor<'_> {
             }
             _ => Err(format!("unknown order {words:?}").into()),
         }
+    }
+
+    fn mix(&mut self, plan: Plan, calls: u64, time: Duration) -> Outcome {
+        let mut mix = Mix::new(self.client()?.clone(), plan);
+        let start = Instant::now();
+        for n in 0.. {
+            if n == calls {
+                println!("raging");
+            }
+            if start.elapsed() >= time {
+                return Ok(n.to_string());
+            }
+            mix.step()?;
+        }
+        Ok(String::new())
     }
 
     fn read_storm(&mut self, prefix: &str, keys: u64, seed: u64) -> Outcome {
