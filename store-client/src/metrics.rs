@@ -374,6 +374,7 @@ impl Collector for Figures {
             ("free", "Memory that nothing takes up", stat.free),
             ("largest", "The largest value that is sure to fit without eviction", stat.largest),
             ("populated", "Memory that the arenas have", stat.populated),
+            ("page", "A page of the pool", stat.page),
         ];
         let counts = [
             ("objects", "Keys", stat.objects),
@@ -386,6 +387,10 @@ impl Collector for Figures {
             let gauge = ConstGauge::new(value);
             gauge.encode(encoder.encode_descriptor(name, help, unit, gauge.metric_type())?)?;
         }
+        let reserve = ConstGauge::new(Duration::from_millis(stat.reserve_ms).as_secs_f64());
+        let help = "How long it took to reserve and touch the pool";
+        let unit = Some(&Unit::Seconds);
+        reserve.encode(encoder.encode_descriptor("reserve", help, unit, reserve.metric_type())?)?;
         let evictions = ConstCounter::new(stat.evictions);
         let help = "Values evicted to make room";
         evictions.encode(encoder.encode_descriptor("evictions", help, None, evictions.metric_type())?)

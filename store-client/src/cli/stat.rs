@@ -42,6 +42,12 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
     global.output().show(&shown, || text(&shown))
 }
 
+/// How much memory is there already, and whether that is all there will be.
+fn populated(stat: &Stat) -> String {
+    let of = if stat.populated == stat.pool { "all of the pool" } else { "the rest when it is written" };
+    format!("{} ({of})", Size(stat.populated))
+}
+
 fn text(shown: &Shown) -> String {
     let Some(stat) = &shown.stat else {
         return "the Mooncake cluster answers; its figures are at the metrics port of mooncake_master".into();
@@ -53,8 +59,9 @@ fn text(shown: &Shown) -> String {
         ("being written", Size(stat.granted).to_string()),
         ("free", Size(stat.free).to_string()),
         ("largest sure to fit", Size(stat.largest).to_string()),
-        ("memory in arenas", Size(stat.populated).to_string()),
+        ("memory in arenas", populated(stat)),
         ("page", Size(stat.page).to_string()),
+        ("reserved and touched in", format!("{} ms", stat.reserve_ms)),
         ("values", stat.objects.to_string()),
         ("evictions", stat.evictions.to_string()),
         ("arenas", stat.arenas.to_string()),

@@ -87,6 +87,7 @@ pub struct Node {
     sessions: Arc<Sessions>,
     metrics: Arc<Metrics>,
     endpoint: Option<Endpoint>,
+    store: Store,
     /// None where clients ask for each value, and once the daemon ends.
     life: Option<Life>,
     // Dropped last: until then no other daemon may take over.
@@ -128,7 +129,7 @@ impl Node {
         let sessions = Arc::new(Sessions::new(clients_max, metrics.clients.clone()));
         let shared = Arc::new(Shared {
             ahead: Budget::of_pool(store.stat().pool),
-            store,
+            store: store.clone(),
             catalog,
             devices,
             metrics: Arc::clone(&metrics),
@@ -142,7 +143,7 @@ impl Node {
             })
             .map_err(|e| os("starting the daemon's threads", &e))?;
         tracing::info!(socket = %socket.display(), "the node daemon serves");
-        Ok(Node { listener, acceptor: Some(acceptor), sessions, metrics, endpoint, life, place })
+        Ok(Node { listener, acceptor: Some(acceptor), sessions, metrics, endpoint, store, life, place })
     }
 
     /// The socket's path.
@@ -169,6 +170,7 @@ impl Drop for Node {
     fn drop(&mut self) {
         // First of all: from now on clients ask, and so learn that this is the end.
         self.life.take();
+        self.store.end();
         self.sessions.refuse_more();
         self.listener.shutdown();
         if let Some(acceptor) = self.acceptor.take() {

@@ -126,6 +126,11 @@ impl Arena {
         self.memory.len()
     }
 
+    /// Bytes of a page, as the kernel says.
+    pub(super) fn page(&self) -> Result<u64> {
+        self.memory.page()
+    }
+
     /// The address of `offset` in this process.
     pub(super) fn at(&self, offset: u64) -> NonNull<u8> {
         self.memory.at(offset)
@@ -180,16 +185,14 @@ impl Arena {
         }
     }
 
-    /// Marks up to `most` frames that nothing lives in as busy for the caller, who must settle them. With `trim`,
-    /// empty slabs are given up first.
-    pub(super) fn take_spare(&self, most: usize, trim: bool) -> Vec<Run> {
-        let mut inner = self.inner.lock();
-        if trim {
-            for block in inner.slabs.trim() {
-                inner.free(&self.geometry, block, SLAB);
-            }
-        }
-        inner.frames.take_spare(most)
+    /// Marks up to `most` holes as busy for the caller, who must settle them.
+    pub(super) fn take_lowest_holes(&self, most: usize) -> Vec<Run> {
+        self.inner.lock().frames.take_lowest_holes(most)
+    }
+
+    /// Marks up to `most` frames that nothing lives in as busy for the caller, who must settle them.
+    pub(super) fn take_spare(&self, most: usize) -> Vec<Run> {
+        self.inner.lock().frames.take_spare(most)
     }
 
     /// Ends the busy state of these frames and wakes who waits for them.
@@ -226,10 +229,15 @@ impl Arena {
         (inner.frames.warm(), inner.frames.spare())
     }
 
+    /// Whether it holds no extents.
+    pub(super) fn is_empty(&self) -> bool {
+        self.inner.lock().extents == 0
+    }
+
     /// Whether it holds neither memory nor extents.
     pub(super) fn is_vacant(&self) -> bool {
         let inner = self.inner.lock();
-        inner.extents == 0 && inner.frames.warm() == 0
+        inner.extents == 0 && inner.frames.are_holes()
     }
 
     pub(super) fn is_owned(&self) -> bool {
@@ -270,8 +278,12 @@ impl Inner {
         match place {
             Place::Empty => {}
             Place::Slot(slab) => {
-                if let Some(block) = self.slabs.put(slab, offset) {
-                    self.free(geometry, block, SLAB);
+                if let Some((class, block)) = self.slabs.put(slab, offset) {
+                    // Addresses are kept, memory is not: it may be what a large value lacks.
+                    self.frames.release(run(geometry, block.offset, SLAB));
+                    if let Some(surplus) = self.slabs.keep(class, block) {
+                        self.space.free(surplus.allocation);
+                    }
                 }
             }
             Place::Block(allocation) => self.free(geometry, Block { allocation, offset }, len),
@@ -281,16 +293,35 @@ impl Inner {
     fn slot(&mut self, geometry: &Geometry, class: Class, start: Start) -> Option<(Place, u64)> {
         let open = (start == Start::Anywhere).then(|| self.slabs.take(class)).flatten();
         let slot = open.or_else(|| {
-            let block = self.block(geometry, SLAB, start.align(geometry.unit, geometry), SLAB)?;
+            let kept = (start == Start::Anywhere).then(|| self.kept(geometry, class)).flatten();
+            let new = || self.block(geometry, SLAB, start.align(geometry.unit, geometry), SLAB);
+            let block = kept.or_else(new)?;
             self.slabs.add(class, block);
             self.slabs.take(class)
         });
         slot.map(|(slab, offset)| (Place::Slot(slab), offset))
     }
 
+    /// The block that was kept for a class, its frames claimed. One whose memory has gone elsewhere is given up: there may
+    /// be another place that has some.
+    fn kept(&mut self, geometry: &Geometry, class: Class) -> Option<Block> {
+        let block = self.slabs.take_kept(class)?;
+        let frames = run(geometry, block.offset, SLAB);
+        if !self.frames.all_warm(frames.clone()) {
+            self.space.free(block.allocation);
+            return None;
+        }
+        self.frames.claim(frames);
+        Some(block)
+    }
+
     /// Allocates `bytes` and claims the frames under the first `len` of them: rounding takes no memory.
     fn block(&mut self, geometry: &Geometry, bytes: u64, align: u64, len: u64) -> Option<Block> {
-        let allocation = self.space.allocate(geometry.units(bytes, align))?;
+        let units = geometry.units(bytes, align);
+        let allocation = self.space.allocate(units).or_else(|| {
+            self.slabs.trim().for_each(|kept| self.space.free(kept.allocation));
+            self.space.allocate(units)
+        })?;
         let offset = (u64::from(allocation.offset) * geometry.unit).next_multiple_of(align);
         self.frames.claim(run(geometry, offset, len));
         Some(Block { allocation, offset })

@@ -27,6 +27,8 @@ pub(super) struct Frames {
     warm: usize,
     /// Warm and without a user.
     spare: usize,
+    /// In somebody's hand.
+    busy: usize,
 }
 
 /// Consecutive frames.
@@ -35,12 +37,17 @@ pub(super) type Run = Range<usize>;
 impl Frames {
     /// `count` frames, all holes.
     pub(super) fn new(count: usize) -> Self {
-        Self { table: vec![Frame { users: 0, state: State::Hole }; count], warm: 0, spare: 0 }
+        Self { table: vec![Frame { users: 0, state: State::Hole }; count], warm: 0, spare: 0, busy: 0 }
     }
 
     /// Frames that have memory.
     pub(super) fn warm(&self) -> usize {
         self.warm
+    }
+
+    /// Whether no frame has memory, nor is about to have some.
+    pub(super) fn are_holes(&self) -> bool {
+        self.warm == 0 && self.busy == 0
     }
 
     /// Frames that have memory and no user.
@@ -75,10 +82,18 @@ impl Frames {
         for at in run {
             if self.table[at].state == State::Hole {
                 self.table[at].state = State::Busy;
+                self.busy += 1;
                 extend(&mut holes, at);
             }
         }
         holes
+    }
+
+    /// Marks up to `most` holes as busy, lowest first, where the next extents will lie, and returns them.
+    pub(super) fn take_lowest_holes(&mut self, most: usize) -> Vec<Run> {
+        let holes = (0..self.table.len()).filter(|&at| self.table[at].state == State::Hole);
+        let end = holes.take(most).last().map_or(0, |last| last + 1);
+        self.take_holes(0..end)
     }
 
     /// Marks up to `most` spare frames as busy, highest first, and returns them.
@@ -86,6 +101,7 @@ impl Frames {
         let mut left = most.min(self.spare);
         self.spare -= left;
         self.warm -= left;
+        self.busy += left;
         let mut taken = Vec::new();
         for at in (0..self.table.len()).rev() {
             if left == 0 {
@@ -107,6 +123,7 @@ impl Frames {
             for frame in &mut self.table[run.clone()] {
                 debug_assert_eq!(frame.state, State::Busy);
                 frame.state = state;
+                self.busy -= 1;
                 self.warm += usize::from(state == State::Warm);
                 self.spare += usize::from(state == State::Warm && frame.users == 0);
             }
@@ -146,6 +163,12 @@ mod tests {
         frames.settle(&[4..6, 1..2], State::Hole);
         frames.release(2..4);
         assert_eq!((frames.warm(), frames.spare()), (3, 3));
-        assert_eq!(frames.take_holes(0..8), [1..2, 4..8]);
+        assert_eq!(frames.take_lowest_holes(3), [1..2, 4..6]);
+        assert_eq!(frames.take_holes(0..8), [6..8]);
+        frames.settle(&[1..2, 4..8], State::Hole);
+        assert_eq!(frames.take_spare(8), [2..4, 0..1]);
+        assert!(!frames.are_holes(), "what is in somebody's hand may come back");
+        frames.settle(&[2..4, 0..1], State::Hole);
+        assert!(frames.are_holes());
     }
 }

@@ -86,6 +86,12 @@ impl Memory {
         self.len as u64
     }
 
+    /// Bytes of a page of the file, as the kernel says.
+    pub(super) fn page(&self) -> Result<u64> {
+        let stat = rustix::fs::fstatfs(&self.writable).map_err(|e| os("looking at an arena", e))?;
+        Ok(u64::try_from(stat.f_bsize).unwrap_or(0))
+    }
+
     /// Bytes of memory that the file has.
     pub(super) fn taken(&self) -> Result<u64> {
         let stat = rustix::fs::fstat(&self.writable).map_err(|e| os("looking at an arena", e))?;

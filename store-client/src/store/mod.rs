@@ -12,7 +12,8 @@
 //! Because addresses are plenty, a value is always one contiguous piece, whatever its size. When a writer needs
 //! memory and the budget is used up, frames that nothing lives in are punched out of other arenas and as many are
 //! populated in its own: memory wanders between arenas, and the warm frames of all arenas never exceed the budget.
-//! When a writer ends, its arenas wait, still warm, for the next one.
+//! When a writer ends, its arenas wait, still warm, for the next one. Of those without a value only a few wait, however many
+//! writers there were at once: the memory of small ones is moved together and populated anew before it is wanted.
 //!
 //! Inside an arena an **extent** is what one value lies in: a slot of a *slab* for up to 4 KiB, else a block of the
 //! arena's allocator. A **`Grant`** owns an extent while it is written; dropping it gives the memory back.
@@ -29,6 +30,14 @@
 //! A **`Space`** is a namespace: keys in the order of their last use. Uses that only a client has seen count when its value's
 //! turn has come: it then gets a second chance. With a quota it has that much of the pool to
 //! itself; the namespaces without one share what is left and evict each other's oldest values.
+//!
+//! # Fragmentation
+//!
+//! Between values there are no gaps in memory, only in addresses, of which there are plenty. What can be lost is the rest of
+//! a frame: a value of eight frames and more has its frames alone, at most an eighth of them rounding; smaller ones share
+//! frames, and a single one keeps its frame, or the two that it lies across, from every large value. So in the worst case,
+//! small values that outlived their neighbours one in each frame, much is free and no large value fits; `largest` says so
+//! truly. An empty slab keeps addresses and no memory, so an empty store has all of its pool for one value.
 //!
 //! # Sizes
 //!
@@ -153,8 +162,11 @@ pub struct Stat {
     pub spaces: u64,
     /// Bytes of a frame.
     pub frame: u64,
-    /// Bytes of a page, as it really is.
+    /// Bytes of a page, as the kernel says of the memory at hand. Where normal pages are asked for and the system makes
+    /// larger ones of them by itself (`transparent_hugepage/shmem_enabled`), that is not counted on and not told here.
     pub page: u64,
+    /// Milliseconds that it took to reserve and touch the pool.
+    pub reserve_ms: u64,
 }
 
 /// The store. Cheap to clone; the memory goes when the last clone, writer, namespace and object are gone.
@@ -248,6 +260,11 @@ impl Store {
         Ok(self.shared.catalog.set(Arc::clone(&catalog)).is_ok().then_some((catalog, life)))
     }
 
+    /// The store will be dropped soon: from now on no memory is moved about to be ready for later writers.
+    pub(crate) fn end(&self) {
+        self.shared.pool.end();
+    }
+
     /// Where clients read without a request.
     pub(crate) fn catalog(&self) -> Option<&Arc<Catalog>> {
         self.shared.catalog.get()
@@ -278,6 +295,7 @@ impl Store {
             spaces: spaces.len() as u64,
             frame: geometry.frame,
             page: shared.pool.page(),
+            reserve_ms: u64::try_from(shared.pool.reserved_in().as_millis()).unwrap_or(u64::MAX),
         }
     }
 }

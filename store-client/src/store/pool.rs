@@ -4,10 +4,11 @@ use std::{
     slice,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
         mpsc,
     },
     thread,
+    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
@@ -30,6 +31,16 @@ pub(super) enum Refused {
     System(Error),
 }
 
+/// Arenas without a value that wait for the next writers, however little memory they have. Each costs two descriptors
+/// and the tables of its allocator, a few MiB.
+const WAITING: usize = 4;
+/// The memory of an arena that waits is not moved to another one where it is more than this part of the pool: that
+/// would take long, and there can only be so many of them.
+const MOVED: u64 = 16;
+
+/// The name of the threads that touch the pool.
+pub(super) const TOUCH: &str = "haulier-touch";
+
 /// Busy frames, by arena.
 type Harvest = Vec<(Arc<Arena>, Vec<Run>)>;
 
@@ -38,25 +49,42 @@ type Harvest = Vec<(Arc<Arena>, Vec<Run>)>;
 pub(super) struct Pool {
     geometry: Geometry,
     huge: bool,
+    /// Bytes of a page.
+    page: u64,
+    /// How long it took to reserve and touch the whole budget.
+    reserved_in: Duration,
     /// Frames of the budget that no arena has. Held while frames move between arenas, so that of two writers who
     /// want the last frames one gets all it needs, instead of each a part.
     spare: Mutex<u64>,
     arenas: Mutex<Vec<Arc<Arena>>>,
     next: AtomicU32,
+    /// All memory will be gone soon, so that nothing is worth moving.
+    ends: AtomicBool,
 }
 
 impl Pool {
     /// Reserves the whole budget. It is all in the first arena, which waits for its first writer.
-    pub(super) fn open(size: u64, pages: Pages, progress: impl FnMut(u64, u64)) -> Result<Self> {
-        let (geometry, huge) = choose(size, pages)?;
-        let pool =
-            Self { geometry, huge, spare: Mutex::new(0), arenas: Mutex::default(), next: AtomicU32::new(0) };
-        let arena = pool.create()?;
-        let all = arena.take_holes(0, geometry.pool);
-        fill(&arena, &geometry, progress)?;
-        arena.settle(&all, State::Warm);
-        pool.arenas.lock().push(arena);
-        Ok(pool)
+    pub(super) fn open(size: u64, pages: Pages, mut progress: impl FnMut(u64, u64)) -> Result<Self> {
+        let start = Instant::now();
+        let mut reserve = |huge| reserve(size, huge, &mut progress);
+        let (geometry, huge, first) = match pages {
+            Pages::Normal => reserve(false)?,
+            Pages::HugeRequired => reserve(true).map_err(supply)?,
+            Pages::HugePreferred => reserve(true).or_else(|error| {
+                tracing::warn!(%error, "not enough huge pages; normal pages are used");
+                reserve(false)
+            })?,
+        };
+        Ok(Self {
+            geometry,
+            huge,
+            page: first.page()?,
+            reserved_in: start.elapsed(),
+            spare: Mutex::new(0),
+            arenas: Mutex::new(vec![first]),
+            next: AtomicU32::new(1),
+            ends: AtomicBool::new(false),
+        })
     }
 
     pub(super) fn geometry(&self) -> &Geometry {
@@ -65,7 +93,12 @@ impl Pool {
 
     /// Bytes of a page.
     pub(super) fn page(&self) -> u64 {
-        if self.huge { HUGE } else { rustix::param::page_size() as u64 }
+        self.page
+    }
+
+    /// How long it took to reserve and touch the whole budget.
+    pub(super) fn reserved_in(&self) -> Duration {
+        self.reserved_in
     }
 
     pub(super) fn arena(&self, id: ArenaId) -> Option<Arc<Arena>> {
@@ -115,6 +148,12 @@ impl Pool {
             arena.set_owned(false);
         }
         self.prune();
+        self.gather();
+    }
+
+    /// From now on nothing is moved for later writers.
+    pub(super) fn end(&self) {
+        self.ends.store(true, Ordering::Relaxed);
     }
 
     /// Sees to it that these bytes of an arena have memory; their frames are claimed by the caller.
@@ -124,22 +163,24 @@ impl Pool {
             if holes.is_empty() {
                 return Ok(());
             }
-            let want = frames_in(&holes);
-            if let Err(refused) = self.draw(arena, want) {
+            if let Err(refused) = self.draw(arena, frames_in(&holes)) {
                 arena.settle(&holes, State::Hole);
                 return Err(refused);
             }
-            if let Err(error) = arena.populate(&holes) {
-                // Part of it may have been populated before the rest failed.
-                let state = self.punched(arena, &holes);
-                arena.settle(&holes, state);
-                if state == State::Hole {
-                    *self.spare.lock() += want;
-                }
-                return Err(Refused::System(error));
-            }
-            arena.settle(&holes, State::Warm);
+            self.populate(arena, &holes).map_err(Refused::System)?;
         }
+    }
+
+    /// Gives busy frames the memory that was drawn for them.
+    fn populate(&self, arena: &Arena, holes: &[Run]) -> Result<()> {
+        let outcome = arena.populate(holes);
+        // Part of it may have been populated before the rest failed.
+        let state = if outcome.is_ok() { State::Warm } else { self.punched(arena, holes) };
+        arena.settle(holes, state);
+        if state == State::Hole {
+            *self.spare.lock() += frames_in(holes);
+        }
+        outcome
     }
 
     /// Takes `want` frames from the budget, and from arenas that do not use theirs; all or none.
@@ -168,16 +209,14 @@ impl Pool {
         arenas.sort_by_key(|arena| (arena.is_owned(), !Arc::ptr_eq(arena, own)));
         let mut left = want;
         let mut taken = Vec::new();
-        for trim in [false, true] {
-            for arena in &arenas {
-                if left == 0 {
-                    return Ok(taken);
-                }
-                let runs = arena.take_spare(usize::try_from(left).unwrap_or(usize::MAX), trim);
-                if !runs.is_empty() {
-                    left -= frames_in(&runs);
-                    taken.push((Arc::clone(arena), runs));
-                }
+        for arena in &arenas {
+            if left == 0 {
+                break;
+            }
+            let runs = arena.take_spare(usize::try_from(left).unwrap_or(usize::MAX));
+            if !runs.is_empty() {
+                left -= frames_in(&runs);
+                taken.push((Arc::clone(arena), runs));
             }
         }
         if left == 0 {
@@ -203,6 +242,64 @@ impl Pool {
         Arena::new(id, self.geometry, self.huge).map(Arc::new)
     }
 
+    /// Moves the memory of small arenas that wait for a writer together, so that no more of them stay than a few, however
+    /// many writers there were at once. It is populated anew right away: the next writer finds it ready.
+    fn gather(&self) {
+        while !self.ends.load(Ordering::Relaxed)
+            && let Some((from, to)) = self.least_and_most()
+        {
+            let moved = {
+                let mut spare = self.spare.lock();
+                let runs = from.take_spare(usize::MAX);
+                let state = self.punched(&from, &runs);
+                from.settle(&runs, state);
+                if state == State::Warm {
+                    return;
+                }
+                *spare += frames_in(&runs);
+                frames_in(&runs)
+            };
+            self.prune();
+            if let Err(error) = self.refill(&to, moved) {
+                tracing::warn!(%error, "memory that was moved is not populated until it is written");
+                return;
+            }
+        }
+    }
+
+    /// Of the arenas that wait without a value, if they are too many, those with the least and the most memory.
+    fn least_and_most(&self) -> Option<(Arc<Arena>, Arc<Arena>)> {
+        let arenas = self.arenas.lock();
+        let waiting = arenas.iter().filter(|arena| !arena.is_owned() && arena.is_empty());
+        let warm = waiting.map(|arena| (arena.counts().0 as u64, arena));
+        // One without any is just getting some.
+        let mut waiting: Vec<_> = warm.filter(|(warm, _)| *warm > 0).collect();
+        waiting.sort_by_key(|(warm, _)| *warm);
+        let [(least, from), .., (_, to)] = &waiting[..] else { return None };
+        let small = *least <= self.geometry.budget().div_ceil(MOVED);
+        (waiting.len() > WAITING && small).then(|| (Arc::clone(from), Arc::clone(to)))
+    }
+
+    /// Populates so many frames of an arena, as long as nobody else has drawn them.
+    fn refill(&self, arena: &Arena, mut frames: u64) -> Result<()> {
+        while frames > 0 {
+            let holes = arena.take_lowest_holes(frames.min(step(&self.geometry)) as usize);
+            let want = frames_in(&holes);
+            let drawn = {
+                let mut spare = self.spare.lock();
+                let left = spare.checked_sub(want).filter(|_| want > 0);
+                left.map(|left| *spare = left)
+            };
+            if drawn.is_none() {
+                arena.settle(&holes, State::Hole);
+                return Ok(());
+            }
+            self.populate(arena, &holes)?;
+            frames -= want;
+        }
+        Ok(())
+    }
+
     /// Forgets idle arenas that hold nothing.
     fn prune(&self) {
         self.arenas.lock().retain(|arena| arena.is_owned() || !arena.is_vacant());
@@ -213,37 +310,45 @@ impl Pool {
     }
 }
 
-/// The geometry and whether huge pages are used, after a check that the memory can be had.
-fn choose(size: u64, pages: Pages) -> Result<(Geometry, bool)> {
-    let fits = |huge: bool| {
-        let geometry = Geometry::new(size, if huge { HUGE } else { rustix::param::page_size() as u64 })?;
-        let available = memory::available(huge);
-        if geometry.pool > available {
-            return Err(Error::OutOfMemory { asked: geometry.pool, available });
-        }
-        Ok((geometry, huge))
-    };
-    match pages {
-        Pages::Normal => fits(false),
-        Pages::HugeRequired => fits(true).map_err(|error| match error {
-            Error::OutOfMemory { asked, available } => Error::ResourceExhausted {
-                what: format!(
-                    "the supply of huge pages ({asked} bytes asked, {available} free; see vm.nr_hugepages)"
-                ),
-            },
-            other => other,
-        }),
-        Pages::HugePreferred => fits(true).or_else(|error| {
-            tracing::warn!(%error, "not enough huge pages; normal pages are used");
-            fits(false)
-        }),
+/// The budget in a first arena, all of it with memory, after a check that it can be had; and whether on huge pages.
+fn reserve(
+    size: u64,
+    huge: bool,
+    progress: &mut impl FnMut(u64, u64),
+) -> Result<(Geometry, bool, Arc<Arena>)> {
+    let geometry = Geometry::new(size, if huge { HUGE } else { rustix::param::page_size() as u64 })?;
+    let available = memory::available(huge);
+    if geometry.pool > available {
+        return Err(Error::OutOfMemory { asked: geometry.pool, available });
+    }
+    let arena = Arena::new(ArenaId(0), geometry, huge)?;
+    let all = arena.take_holes(0, geometry.pool);
+    fill(&arena, &geometry, progress)?;
+    arena.settle(&all, State::Warm);
+    Ok((geometry, huge, Arc::new(arena)))
+}
+
+/// What a lack of memory means where it has to be huge pages.
+fn supply(error: Error) -> Error {
+    match error {
+        Error::OutOfMemory { asked, available } => Error::ResourceExhausted {
+            what: format!(
+                "the supply of huge pages ({asked} bytes asked, {available} free; see vm.nr_hugepages)"
+            ),
+        },
+        other => other,
     }
 }
 
+/// Frames that are populated at once.
+fn step(geometry: &Geometry) -> u64 {
+    (PIECE / geometry.frame).max(1)
+}
+
 /// Populates the first `geometry.pool` bytes of an arena on all cores.
-fn fill(arena: &Arena, geometry: &Geometry, mut progress: impl FnMut(u64, u64)) -> Result<()> {
+fn fill(arena: &Arena, geometry: &Geometry, progress: &mut impl FnMut(u64, u64)) -> Result<()> {
     let total = geometry.budget();
-    let step = (PIECE / geometry.frame).max(1);
+    let step = step(geometry);
     let next = AtomicU64::new(0);
     let workers = thread::available_parallelism().map_or(1, |n| n.get() as u64).min(total.div_ceil(step));
     progress(0, geometry.pool);
@@ -251,7 +356,7 @@ fn fill(arena: &Arena, geometry: &Geometry, mut progress: impl FnMut(u64, u64)) 
         let (sender, results) = mpsc::channel();
         for _ in 0..workers {
             let (sender, next) = (sender.clone(), &next);
-            scope.spawn(move || {
+            let touch = move || {
                 loop {
                     let start = next.fetch_add(step, Ordering::Relaxed);
                     if start >= total {
@@ -266,7 +371,13 @@ fn fill(arena: &Arena, geometry: &Geometry, mut progress: impl FnMut(u64, u64)) 
                         break;
                     }
                 }
-            });
+            };
+            let builder = thread::Builder::new().name(TOUCH.into());
+            builder.spawn_scoped(scope, touch).map_err(|e| Error::Os {
+                what: "starting threads that touch the pool".into(),
+                reason: e.to_string(),
+                errno: e.raw_os_error(),
+            })?;
         }
         drop(sender);
         let mut done = 0;

@@ -25,9 +25,9 @@ pub(super) struct Slabs {
     vacant: Vec<u32>,
     /// Per class, the slabs that have a free slot.
     open: [Vec<u32>; Class::COUNT],
-    /// Per class, the one empty slab that is kept, so that a value put and removed in turn does not make and unmake
-    /// a slab each time.
-    kept: [Option<u32>; Class::COUNT],
+    /// Per class, the addresses of one slab that was given up, so that a value put and removed in turn does not ask the
+    /// allocator each time.
+    kept: [Option<Block>; Class::COUNT],
 }
 
 impl Slabs {
@@ -42,9 +42,6 @@ impl Slabs {
         let offset = slab.block.offset + slot as u64 * class.slot();
         if slab.used == class.slots() {
             self.close(id);
-        }
-        if self.kept[class.index()] == Some(id) {
-            self.kept[class.index()] = None;
         }
         Some((id, offset))
     }
@@ -71,8 +68,9 @@ impl Slabs {
         self.open(id);
     }
 
-    /// Gives back the slot at `offset`; returns the block of a slab that is no longer needed.
-    pub(super) fn put(&mut self, id: u32, offset: u64) -> Option<Block> {
+    /// Gives back the slot at `offset`; where it was the slab's last one, the slab is no more, and its class and block are
+    /// returned.
+    pub(super) fn put(&mut self, id: u32, offset: u64) -> Option<(Class, Block)> {
         let slab = self.slabs[id as usize].as_mut()?;
         let class = slab.class;
         let slot = ((offset - slab.block.offset) / class.slot()) as usize;
@@ -86,25 +84,24 @@ impl Slabs {
         if used > 0 {
             return None;
         }
-        match self.kept[class.index()] {
-            Some(_) => self.retire(id),
-            None => {
-                self.kept[class.index()] = Some(id);
-                None
-            }
-        }
-    }
-
-    /// Gives up the empty slabs that were kept.
-    pub(super) fn trim(&mut self) -> Vec<Block> {
-        let kept = std::mem::take(&mut self.kept);
-        kept.into_iter().flatten().filter_map(|id| self.retire(id)).collect()
-    }
-
-    fn retire(&mut self, id: u32) -> Option<Block> {
         self.close(id);
         self.vacant.push(id);
-        self.slabs[id as usize].take().map(|slab| slab.block)
+        self.slabs[id as usize].take().map(|slab| (class, slab.block))
+    }
+
+    /// Keeps a block for the next slab of a class; returns the one that was kept before.
+    pub(super) fn keep(&mut self, class: Class, block: Block) -> Option<Block> {
+        self.kept[class.index()].replace(block)
+    }
+
+    /// The block that is kept for a class, no longer kept.
+    pub(super) fn take_kept(&mut self, class: Class) -> Option<Block> {
+        self.kept[class.index()].take()
+    }
+
+    /// All blocks that are kept, no longer kept.
+    pub(super) fn trim(&mut self) -> impl Iterator<Item = Block> + use<> {
+        std::mem::take(&mut self.kept).into_iter().flatten()
     }
 
     fn open(&mut self, id: u32) {

@@ -8,7 +8,7 @@ use std::{
 
 use proptest::prelude::*;
 
-use super::{space::Entry, *};
+use super::{arena::Start, geometry::Geometry, space::Entry, *};
 
 const FRAME: u64 = 256 << 10;
 
@@ -506,6 +506,7 @@ fn huge_pages_are_used_or_their_lack_is_told() {
     }
     let writer = preferred.writer();
     put(&writer, &preferred.space("").unwrap(), "k", 1).unwrap();
+    assert_eq!(open(Pages::Normal).unwrap().stat().page, rustix::param::page_size() as u64);
     assert!([4096, 16384, 65536, 2 << 20].contains(&preferred.stat().page));
 }
 
@@ -516,6 +517,245 @@ fn the_progress_of_opening_is_told_up_to_the_end() {
     assert_eq!((told[0], *told.last().unwrap()), ((0, 200 << 20), (200 << 20, 200 << 20)));
     assert!(told.is_sorted() && told.len() > 2);
     assert_eq!(store.stat().populated, store.stat().pool);
+}
+
+/// Numbers without a pattern, the same in every run.
+fn noise(seed: u64) -> impl FnMut() -> u64 {
+    let mut state = seed;
+    move || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) >> 16
+    }
+}
+
+/// Values of a frame and more own their frames, so churn among them leaves no splinters; smaller ones share frames, and
+/// one of them may keep a frame from a large value. This says how much that costs in practice.
+#[test]
+fn churn_at_seven_tenths_leaves_room_and_nothing_is_lost_in_the_end() {
+    const FRAMES: u64 = 256;
+    let store = open(FRAMES, false);
+    let (writer, space) = (store.writer(), store.space("").unwrap());
+    let pool = store.stat().pool;
+    let mut random = noise(7);
+    let mut stored: Vec<String> = Vec::new();
+    let mut least = pool;
+    for n in 0..40_000 {
+        // As many of 64 bytes as of 2 MiB, and of every power of two between.
+        let len = (64 << (random() % 15)) + random() % 64;
+        let full = store.stat().used + len > pool / 10 * 7;
+        if full {
+            let gone = stored.swap_remove((random() % stored.len() as u64) as usize);
+            assert!(space.remove(&gone));
+            continue;
+        }
+        let grant = writer.reserve(&space, len).unwrap_or_else(|e| panic!("{len} bytes in turn {n}: {e}"));
+        let key = n.to_string();
+        assert_eq!(space.commit(grant, &key, len, &[], Mode::Put).unwrap(), Put::Stored);
+        stored.push(key);
+        let largest = store.stat().largest;
+        least = least.min(largest);
+        drop(writer.reserve(&space, largest).expect("the largest is sure to fit"));
+    }
+    println!("{least} bytes of {pool} always fitted");
+    assert!(least >= pool / 10, "only {least} bytes of {pool} fitted at some time");
+    assert_eq!(space.clear(), stored.len() as u64);
+    assert_eq!(store.stat().largest, pool);
+    drop(writer.reserve(&space, pool).unwrap());
+}
+
+#[test]
+fn an_empty_store_has_all_of_its_pool_for_one_value_whatever_it_held() {
+    let store = open(48, false);
+    let space = store.space("").unwrap();
+    let writers: Vec<_> = (0..4).map(|_| store.writer()).collect();
+    for round in 0..3 {
+        // Of every slot size, and some that share frames.
+        for (n, writer) in writers.iter().enumerate() {
+            for len in (64..=4096).step_by(64).chain([5000, 20_000, 70_000, FRAME + 1]) {
+                put(writer, &space, &format!("{round}.{n}.{len}"), len).unwrap();
+            }
+        }
+        assert!(store.stat().largest < store.stat().pool);
+        space.clear();
+        let stat = store.stat();
+        assert_eq!((stat.free, stat.largest, stat.populated), (stat.pool, stat.pool, stat.pool), "{stat:?}");
+        drop(writers[round].reserve(&space, stat.pool).unwrap());
+    }
+}
+
+/// The worst that can be done: values that share frames go, but for one of each frame. All other bytes are free, and yet
+/// no large value fits. What is sure to fit is told as what it is.
+#[test]
+fn one_small_value_keeps_its_frame_and_no_more() {
+    const FRAMES: u64 = 32;
+    let store = open(FRAMES, false);
+    let (writer, space) = (store.writer(), store.space("").unwrap());
+    let mut by_frame = BTreeMap::<u64, Vec<String>>::new();
+    for n in 0..FRAMES * (FRAME / 4096) {
+        let key = n.to_string();
+        put(&writer, &space, &key, 4096).unwrap();
+        by_frame.entry(space.peek(&key).unwrap().offset() / FRAME).or_default().push(key);
+    }
+    assert_eq!((by_frame.len() as u64, store.stat().free), (FRAMES, 0));
+    for keys in by_frame.values() {
+        keys[1..].iter().for_each(|key| assert!(space.remove(key)));
+    }
+    let stat = store.stat();
+    assert_eq!((stat.used, stat.largest), (FRAMES * 4096, 0), "{stat:?}");
+    let full = writer.reserve(&space, FRAME).unwrap_err();
+    assert!(matches!(full, Error::Full { largest: 0, free } if free == stat.free), "{full}");
+    // Each one that goes gives its frame back.
+    for (gone, keys) in (1..).zip(by_frame.values()) {
+        assert!(space.remove(&keys[0]));
+        assert_eq!(store.stat().largest, gone * FRAME);
+    }
+}
+
+#[test]
+fn arenas_of_many_writers_are_given_back_and_their_memory_stays_ready() {
+    const FRAMES: u64 = 128;
+    let store = open(FRAMES, false);
+    let space = store.space("").unwrap();
+    let ready = || {
+        let stat = store.stat();
+        assert_eq!((stat.populated, stat.largest), (stat.pool, stat.pool), "{stat:?}");
+        stat.arenas
+    };
+    for wave in 0..5 {
+        let writers: Vec<_> = (0..40).map(|_| store.writer()).collect();
+        for (n, writer) in writers.iter().enumerate() {
+            put(writer, &space, &format!("{wave}.{n}"), 3 * FRAME).unwrap();
+        }
+        assert_eq!(store.stat().arenas, 40);
+        // Values first in one wave, writers first in the next: what still holds a value when its writer goes is given
+        // back once another writer goes.
+        if wave % 2 == 0 {
+            space.clear();
+            drop(writers);
+        } else {
+            drop(writers);
+            assert_eq!(store.stat().arenas, 40, "a value stays where it is");
+            space.clear();
+            drop(store.writer());
+        }
+        assert_eq!(ready(), 4, "wave {wave}");
+    }
+    // All at once, from threads of their own, as sessions end.
+    let writers: Vec<_> = (0..40).map(|_| store.writer()).collect();
+    for (n, writer) in writers.iter().enumerate() {
+        put(writer, &space, &n.to_string(), 3 * FRAME).unwrap();
+    }
+    space.clear();
+    thread::scope(|scope| writers.into_iter().for_each(|writer| drop(scope.spawn(|| drop(writer)))));
+    drop(store.writer());
+    assert_eq!(ready(), 4);
+    // What ends moves nothing.
+    let writers: Vec<_> = (0..40).map(|_| store.writer()).collect();
+    for (n, writer) in writers.iter().enumerate() {
+        put(writer, &space, &n.to_string(), 3 * FRAME).unwrap();
+    }
+    space.clear();
+    store.end();
+    drop(writers);
+    assert_eq!(store.stat().arenas, 40);
+}
+
+/// Page faults of this process, those of making memory ready included.
+fn faults() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap();
+    // After the name, which may hold anything: minflt is the tenth field, and the third of them is the first there.
+    text.rsplit_once(") ").unwrap().1.split(' ').nth(7).unwrap().parse().unwrap()
+}
+
+#[test]
+fn memory_that_came_free_is_used_again_without_a_fault() {
+    alone("memory_that_came_free_is_used_again_without_a_fault", || {
+        let page = rustix::param::page_size() as u64;
+        let before = faults();
+        let store = open(256, false);
+        let (writer, space) = (store.writer(), store.space("").unwrap());
+        let stat = store.stat();
+        let arena = Arc::clone(writer.reserve(&space, 1).unwrap().arena());
+        let taken = || rustix::fs::fstat(arena.read_write()).unwrap().st_blocks as u64 * 512;
+        assert_eq!((stat.populated, taken()), (stat.pool, stat.pool), "ready when it opens");
+        let opening = faults() - before;
+        assert!(stat.page > page || opening >= stat.pool / page, "{opening} faults are no measure here");
+
+        let mut random = noise(3);
+        let source = pattern(1, 4 << 20);
+        let mut stored: Vec<(u64, u64)> = Vec::new();
+        let (mut used, mut written, mut start) = (0, 0, 0);
+        for n in 0..30_000 {
+            if n == 10_000 {
+                // The heap has its size, and values lie where they happened to.
+                (start, written) = (faults(), 0);
+            }
+            let len = (64 << (random() % 15)) + random() % 64;
+            while used + len > stat.pool / 2 {
+                let (key, len) = stored.swap_remove((random() % stored.len() as u64) as usize);
+                assert!(space.remove(&key.to_string()));
+                used -= len;
+            }
+            commit(&writer, &space, &n.to_string(), &source[..len as usize], Mode::Put).unwrap();
+            stored.push((n, len));
+            (used, written) = (used + len, written + len);
+        }
+        let (faults, pages) = (faults() - start, written / page);
+        println!("{faults} faults for {pages} pages written");
+        assert!(faults <= pages / 100, "{faults} faults for {pages} pages written");
+        assert_eq!((store.stat().populated, taken()), (stat.pool, stat.pool));
+        space.clear();
+        assert_eq!((store.stat().populated, taken()), (stat.pool, stat.pool));
+    });
+}
+
+#[test]
+fn the_pool_is_touched_by_as_many_threads_as_there_are_cores() {
+    alone("the_pool_is_touched_by_as_many_threads_as_there_are_cores", || {
+        let touching = || {
+            let threads = std::fs::read_dir("/proc/self/task").unwrap();
+            let names =
+                threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok());
+            names.filter(|name| name.trim_end() == pool::TOUCH).count()
+        };
+        let mut most = 0;
+        let store = Store::open(Config::new(512 << 20), |_, _| most = most.max(touching())).unwrap();
+        let cores = thread::available_parallelism().unwrap().get();
+        assert_eq!(most, cores.min(8), "of the {cores} cores");
+        let stat = store.stat();
+        println!("{} MiB in {} ms by {most} threads", stat.pool >> 20, stat.reserve_ms);
+        assert!(stat.reserve_ms > 0);
+    });
+}
+
+/// What one process of 64 GiB would do, in addresses alone: nothing is populated.
+#[test]
+fn an_arena_of_a_pool_of_64_gib_is_divided_without_gaps_or_overlaps() {
+    const GIB: u64 = 1 << 30;
+    let geometry = Geometry::new(64 * GIB, 4096).unwrap();
+    assert_eq!((geometry.pool, geometry.span), (64 * GIB, 256 * GIB));
+    let arena = Arena::new(ArenaId(0), geometry, false).unwrap();
+    let mut random = noise(64);
+    let (mut taken, mut extents) = (0, BTreeMap::new());
+    // Up to 2 GiB, mostly small, until the budget would be used up.
+    while taken < geometry.pool {
+        let len = (1 << (random() % 32)) + random() % 4096;
+        let carved = arena.carve(len, Start::Anywhere).unwrap_or_else(|| panic!("{len} bytes after {taken}"));
+        assert!(!carved.warm && carved.offset + len <= geometry.span);
+        taken += geometry.shape(len).footprint();
+        extents.insert(carved.offset, (len, carved.place));
+    }
+    assert!(extents.last_key_value().is_some_and(|(&offset, _)| offset > 32 * GIB), "all of it was used");
+    let ends = extents.iter().map(|(offset, (len, _))| offset + len);
+    assert!(extents.keys().skip(1).zip(ends).all(|(next, end)| end <= *next), "no two overlap");
+    for (offset, (len, place)) in extents {
+        arena.give_back(place, offset, len);
+    }
+    // What is left is one piece again.
+    let whole = arena.carve(geometry.pool, Start::Frame).unwrap();
+    arena.give_back(whole.place, whole.offset, geometry.pool);
+    assert!(arena.is_vacant());
 }
 
 /// Runs `body` in a process of its own, so that what other tests allocate is not measured.
