@@ -110,8 +110,46 @@ fn the_daemon_lets_go_of_a_dead_client_whatever_it_had() {
     assert_eq!(client.get("warm").unwrap(), bytes(1, 100_000));
 }
 
-/// The allocator maps a few areas more as threads come and go, and the daemon keeps as many arenas as it had clients at
-/// once. What leaks has one a client, and so more than one for each of so many.
+/// What the daemon keeps does not depend on how many clients it had, one after the other or at once: a few arenas that wait
+/// for the next ones, with all of the pool's memory ready in them.
+#[test]
+fn the_daemon_gives_back_what_hundreds_of_clients_at_once_made_it_take() {
+    const AT_ONCE: u64 = 64;
+    let daemon = Serve::pool("64MiB").start();
+    let watcher = daemon.client();
+    let wave = |wave: u64| {
+        let clients: Vec<_> = (0..AT_ONCE).map(|_| daemon.client()).collect();
+        for (n, client) in (wave * AT_ONCE..).zip(&clients) {
+            for len in [100, 5000, 100_000, 300_000] {
+                assert_eq!(client.put(&format!("{n}/{len}"), &bytes(n, len)).unwrap(), Put::Stored);
+            }
+        }
+        assert!(watcher.stat().unwrap().arenas >= AT_ONCE);
+        watcher.clear().unwrap();
+        drop(clients);
+    };
+    let has = || (daemon.process.descriptors(), private_memory(daemon.process.id()) / MIB);
+    let before = settled(has);
+    for n in 0..6 {
+        wave(n);
+        let after = settled(has);
+        let stat = watcher.stat().unwrap();
+        println!("wave {n}: (descriptors, MiB) were {before:?}, are {after:?}; {} arenas", stat.arenas);
+        assert!(after.0 <= before.0 + 8 && stat.arenas <= 4, "{before:?} {after:?} {stat:?}");
+        assert!(after.1 <= before.1 + 24, "{before:?} {after:?}");
+        assert_eq!((stat.populated, stat.largest), (stat.pool, stat.pool), "{stat:?}");
+    }
+}
+
+/// Bytes that a process has to itself.
+fn private_memory(id: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * KIB
+}
+
+/// The allocator maps a few areas more as threads come and go, and the daemon keeps a few arenas for the next clients. What
+/// leaks has one a client, and so more than one for each of so many.
 const STRAY: usize = 2;
 
 /// Waits until a daemon has hardly more descriptors and mappings than before, for so many clients that are gone.

@@ -1,6 +1,7 @@
 //! One arena: a span of addresses that one writer at a time allocates from.
 
 use std::{
+    ops::RangeInclusive,
     os::fd::BorrowedFd,
     ptr::NonNull,
     sync::atomic::{AtomicBool, Ordering},
@@ -93,11 +94,12 @@ pub(super) struct Carved {
 }
 
 impl Arena {
-    pub(super) fn new(id: ArenaId, geometry: Geometry, huge: bool) -> Result<Self> {
+    /// One for an owner that has `before` arenas already.
+    pub(super) fn new(id: ArenaId, geometry: Geometry, huge: bool, before: usize) -> Result<Self> {
         let memory = Memory::new(geometry.span, huge)?;
         let units = (geometry.span / geometry.unit) as u32;
         let inner = Inner {
-            space: Allocator::with_max_allocs(units, nodes(&geometry)),
+            space: Allocator::with_max_allocs(units, nodes(&geometry, before)),
             slabs: Slabs::default(),
             frames: Frames::new((geometry.span / geometry.frame) as usize),
             extents: 0,
@@ -338,12 +340,14 @@ fn run(geometry: &Geometry, offset: u64, len: u64) -> Run {
     ((offset / geometry.frame).min(end) as usize)..end as usize
 }
 
-/// Entries of an allocator's table. A full table only means that the writer gets another arena, so it may be modest;
-/// it grows with the pool so that a large one does not need thousands of arenas.
-fn nodes(geometry: &Geometry) -> u32 {
-    const FEWEST: u64 = 64 << 10;
-    const MOST: u64 = 512 << 10;
-    (geometry.pool >> 18).clamp(FEWEST, MOST) as u32
+/// Entries of an allocator's table, of 32 bytes that are there from the start. A full table only means that the writer gets
+/// another arena, with four times as many: most of many clients need few, and who needs many has few arenas all the same.
+fn nodes(geometry: &Geometry, before: usize) -> u32 {
+    const FIRST: u64 = 4 << 10;
+    const MOST: RangeInclusive<u64> = 64 << 10..=512 << 10;
+    let most = (geometry.pool >> 18).clamp(*MOST.start(), *MOST.end());
+    let wanted = FIRST.checked_shl(2 * before.min(16) as u32).unwrap_or(most);
+    wanted.min(most) as u32
 }
 
 /// Frames in all of `runs`.

@@ -37,7 +37,7 @@ pub(super) struct Geometry {
 /// What a value of some length is stored in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// The empty value takes nothing.
+    /// The empty value takes no memory.
     Empty,
     /// A slot of this class.
     Slot(Class),
@@ -54,7 +54,8 @@ impl Shape {
     /// Bytes that the value takes from the budget.
     pub(super) fn footprint(self) -> u64 {
         match self {
-            Shape::Empty => 0,
+            // Of the budget only, so that what bounds the bytes bounds the number of values too.
+            Shape::Empty => UNIT_MIN,
             Shape::Slot(class) => class.slot(),
             Shape::Block { bytes, .. } => bytes,
         }

@@ -42,7 +42,9 @@
 //! # Sizes
 //!
 //! What counts against the pool and a quota is what a value takes up: rounded up by at most a quarter within a
-//! slab and an eighth beyond (at least to 64 bytes), and to whole frames from eight frames on.
+//! slab and an eighth beyond (at least to 64 bytes, the empty value too), and to whole frames from eight frames on. So the
+//! pool bounds the number of values, and with it the index, which has no limit of its own: a value takes some 150 bytes
+//! there beside its key.
 //!
 //! # Locks
 //!
@@ -148,7 +150,7 @@ pub struct Stat {
     /// Bytes that nothing takes up.
     pub free: u64,
     /// A value of this size is sure to fit without evicting another. Counts whole frames: smaller values may fit
-    /// when this is 0.
+    /// when this is 0, and then not even the empty one is sure to.
     pub largest: u64,
     /// Bytes of memory that the arenas have; never more than `pool`.
     pub populated: u64,

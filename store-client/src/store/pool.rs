@@ -31,8 +31,8 @@ pub(super) enum Refused {
     System(Error),
 }
 
-/// Arenas without a value that wait for the next writers, however little memory they have. Each costs two descriptors
-/// and the tables of its allocator, a few MiB.
+/// Arenas without a value that wait for the next writers, however little memory they have. Each costs two descriptors,
+/// addresses, and the tables of its allocator.
 const WAITING: usize = 4;
 /// The memory of an arena that waits is not moved to another one where it is more than this part of the pool: that
 /// would take long, and there can only be so many of them.
@@ -119,9 +119,9 @@ impl Pool {
         (arenas.len() as u64, warm, spare)
     }
 
-    /// An arena for a new owner that has room for `len` bytes: the idle one with the most warm memory to spare, else
-    /// a new one.
-    pub(super) fn acquire(&self, len: u64, start: Start) -> Result<(Arc<Arena>, Carved)> {
+    /// An arena with room for `len` bytes for an owner that has `before` arenas: the idle one with the most warm memory to
+    /// spare, else a new one.
+    pub(super) fn acquire(&self, len: u64, start: Start, before: usize) -> Result<(Arc<Arena>, Carved)> {
         let mut arenas = self.arenas.lock();
         let mut idle: Vec<_> = arenas.iter().filter(|arena| !arena.is_owned()).cloned().collect();
         idle.sort_by_cached_key(|arena| std::cmp::Reverse(arena.counts().1));
@@ -131,7 +131,8 @@ impl Pool {
                 return Ok((arena, carved));
             }
         }
-        let arena = self.create()?;
+        let id = ArenaId(self.next.fetch_add(1, Ordering::Relaxed));
+        let arena = Arc::new(Arena::new(id, self.geometry, self.huge, before)?);
         let carved =
             arena.carve(len, start).ok_or(Error::TooLarge { size: len, limit: self.geometry.pool })?;
         arena.set_owned(true);
@@ -237,11 +238,6 @@ impl Pool {
         }
     }
 
-    fn create(&self) -> Result<Arc<Arena>> {
-        let id = ArenaId(self.next.fetch_add(1, Ordering::Relaxed));
-        Arena::new(id, self.geometry, self.huge).map(Arc::new)
-    }
-
     /// Moves the memory of small arenas that wait for a writer together, so that no more of them stay than a few, however
     /// many writers there were at once. It is populated anew right away: the next writer finds it ready.
     fn gather(&self) {
@@ -321,7 +317,7 @@ fn reserve(
     if geometry.pool > available {
         return Err(Error::OutOfMemory { asked: geometry.pool, available });
     }
-    let arena = Arena::new(ArenaId(0), geometry, huge)?;
+    let arena = Arena::new(ArenaId(0), geometry, huge, usize::MAX)?;
     let all = arena.take_holes(0, geometry.pool);
     fill(&arena, &geometry, progress)?;
     arena.settle(&all, State::Warm);

@@ -146,7 +146,7 @@ impl Writer {
         if let Some(found) = carve(&arenas, len, start) {
             return Ok(found);
         }
-        let (arena, carved) = self.shared.pool.acquire(len, start)?;
+        let (arena, carved) = self.shared.pool.acquire(len, start, arenas.len())?;
         arenas.push(Arc::clone(&arena));
         Ok(extent(&arena, &carved, len))
     }
