@@ -336,35 +336,3 @@ fn what_is_read_without_a_question_is_evicted_after_what_is_not() {
     }
     assert!(!writer.exists("read").unwrap(), "what nobody reads any more stays");
 }
-
-/// A store that is full of values that are held says so in a time that grows with their number, not with its square: all
-/// others of the namespace wait meanwhile.
-#[test]
-fn to_find_nothing_to_evict_among_held_values_takes_no_quadratic_time() {
-    const EACH: usize = 4096;
-    const CLIENTS: usize = 8;
-    let time = |clients: usize| {
-        let daemon = Serve::pool_of((clients * EACH) as u64 * 4 * KIB).start();
-        let holders: Vec<_> = (0..clients).map(|_| daemon.client()).collect();
-        let mut views = Vec::new();
-        for (n, client) in holders.iter().enumerate() {
-            for i in 0..EACH {
-                let key = format!("{n}-{i}");
-                client.put(&key, &[1; 4 * KIBI]).unwrap();
-                views.push(client.view(&key).unwrap());
-            }
-        }
-        let refuse = || {
-            let start = Instant::now();
-            let refused = holders[0].put("one more", &[1; 4 * KIBI]);
-            assert!(matches!(refused, Err(Error::Full { .. })), "{refused:?}");
-            start.elapsed()
-        };
-        (0..3).map(|_| refuse()).min().unwrap()
-    };
-    let (few, many) = (time(1), time(CLIENTS));
-    assert!(
-        many < few * 3 * CLIENTS as u32,
-        "{few:?} for {EACH} values, {many:?} for {CLIENTS} times as many"
-    );
-}

@@ -280,3 +280,26 @@ impl Listing {
         Some(self.slot.load(Ordering::Relaxed)).filter(|&slot| slot != NOWHERE)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_is_collected_once_for_many_questions_and_not_looked_for_each_time() {
+        let catalog = Catalog::new(64 << 20).unwrap();
+        let reader = catalog.admit().unwrap();
+        let holds = reader.marks.holds();
+        let words: Vec<_> = (1..=100).map(|id| holds.take(id).unwrap()).collect();
+        let mut held = Held::default();
+        for id in 1..=FEW as u64 {
+            assert!(held.contains(&catalog, id) && catalog.is_held(id));
+            holds.clear(words[id as usize - 1]);
+        }
+        assert!((FEW as u64 + 1..=100).all(|id| held.contains(&catalog, id)));
+        assert!(!held.contains(&catalog, 1) && !held.contains(&catalog, 101));
+        holds.take(101).unwrap();
+        assert!(catalog.is_held(101) && !held.contains(&catalog, 101), "it was collected before");
+        assert!(Held::default().contains(&catalog, 101));
+    }
+}
