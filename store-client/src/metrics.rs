@@ -134,6 +134,12 @@ impl Metrics {
         metrics
     }
 
+    /// Shows these too.
+    #[cfg(feature = "mooncake")]
+    pub(crate) fn add(&mut self, counters: Box<dyn Collector>) {
+        self.registry.register_collector(counters);
+    }
+
     /// The text of all.
     pub(crate) fn render(&self) -> String {
         self.count_unasked();

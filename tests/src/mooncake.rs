@@ -6,8 +6,10 @@
 //! its own.
 
 use std::{
-    env, fs,
-    io::{self, Write},
+    env,
+    ffi::OsStr,
+    fs,
+    io::{self, Read, Write},
     net::{TcpListener, TcpStream},
     os::unix::fs::symlink,
     path::{Path, PathBuf},
@@ -22,7 +24,7 @@ use tempfile::TempDir;
 
 use crate::{
     ascend,
-    process::{Process, skip, wait_for},
+    process::{Process, Serve, binary_with_mooncake, skip, wait_for},
 };
 
 /// Names the store library.
@@ -42,6 +44,7 @@ const CPLUSPLUS: [&str; 2] = ["libllm_datadist.so", "libmetadef.so"];
 pub struct Master {
     process: Process,
     port: u16,
+    metrics_port: u16,
     folder: PathBuf,
 }
 
@@ -55,11 +58,11 @@ impl Master {
     }
 
     fn start_at(folder: &Path, port: u16, options: &[&str]) -> Self {
-        let program = folder.join("mooncake_master");
+        let (program, metrics_port) = (folder.join("mooncake_master"), free_port());
         let mut command = Command::new(&program);
         command
             .args(["-rpc_address", "127.0.0.1", "-rpc_port", &port.to_string()])
-            .args(["-metrics_port", &free_port().to_string()])
+            .args(["-metrics_port", &metrics_port.to_string()])
             .args(options)
             .stdout(Stdio::null())
             .stderr(Stdio::null());
@@ -69,12 +72,29 @@ impl Master {
             assert!(process.ended().is_none(), "the master ended");
             TcpStream::connect(("127.0.0.1", port)).ok()
         });
-        Master { process, port, folder: folder.into() }
+        Master { process, port, metrics_port, folder: folder.into() }
     }
 
     /// Its address.
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
+    }
+
+    /// One of its figures, by the name that it has at its metrics port.
+    ///
+    /// # Panics
+    /// Where it has none of this name.
+    pub fn figure(&self, name: &str) -> u64 {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.metrics_port)).expect("the master listens");
+        let request = "GET /metrics HTTP/1.1\r\nHost: master\r\nConnection: close\r\n\r\n";
+        stream.write_all(request.as_bytes()).expect("the master reads");
+        stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a limit");
+        let mut text = Vec::new();
+        // It may keep the connection open: what came by then counts.
+        let _ = stream.read_to_end(&mut text);
+        let text = String::from_utf8_lossy(&text);
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok());
+        value.unwrap_or_else(|| panic!("the master does not tell {name}:\n{text}")) as u64
     }
 
     /// Kills it.
@@ -202,6 +222,28 @@ impl Trial {
         self.prepare(command);
         let folders = [self.stand_ins.path(), &self.folder];
         command.env_remove(LIBRARY).env("LD_LIBRARY_PATH", env::join_paths(folders).expect("folders"));
+    }
+
+    /// How a node daemon is to be started that keeps its values in the cluster, and gives this much memory to it.
+    pub fn serve(&self, pool: &str, segment: &str) -> Serve {
+        let mut told = Command::new("");
+        self.prepare(&mut told);
+        let environment: Vec<_> =
+            told.get_envs().map(|(name, value)| (name.to_owned(), value.map(OsStr::to_owned))).collect();
+        Serve::pool(pool)
+            .program(binary_with_mooncake())
+            .arg("--mooncake")
+            .arg(self.master.address())
+            .args(["--mooncake-protocol", self.protocol, "--mooncake-segment", segment])
+            .args(["--mooncake-staging", "16MiB"])
+            .tweak(move |command| {
+                for (name, value) in environment {
+                    match value {
+                        Some(value) => command.env(name, value),
+                        None => command.env_remove(name),
+                    };
+                }
+            })
     }
 
     /// Starts Mooncake's own client, which holds values in this much memory of its.

@@ -341,6 +341,8 @@ pub fn processes_that_name(what: &OsStr) -> Vec<(u32, String)> {
 /// How a daemon is to be started.
 pub struct Serve {
     pool: String,
+    /// None: [`binary`].
+    program: Option<PathBuf>,
     args: Vec<OsString>,
     place: Option<Arc<TempDir>>,
     user: Option<u32>,
@@ -352,7 +354,13 @@ type Tweak = Box<dyn FnOnce(&mut Command)>;
 impl Serve {
     /// With a pool of this size, such as `64MiB`, and eviction.
     pub fn pool(size: impl Into<String>) -> Self {
-        Serve { pool: size.into(), args: Vec::new(), place: None, user: None, tweak: None }
+        Serve { pool: size.into(), program: None, args: Vec::new(), place: None, user: None, tweak: None }
+    }
+
+    /// By this build of the command.
+    pub fn program(mut self, program: &Path) -> Self {
+        self.program = Some(program.into());
+        self
     }
 
     /// With a pool of this many bytes.
@@ -374,6 +382,11 @@ impl Serve {
     pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
         self.args.push(arg.into());
         self
+    }
+
+    /// More arguments.
+    pub fn args<A: Into<OsString>>(self, args: impl IntoIterator<Item = A>) -> Self {
+        args.into_iter().fold(self, Serve::arg)
     }
 
     /// In the place of another daemon, whose files are still there.
@@ -421,11 +434,12 @@ impl Serve {
         let place = self.place.unwrap_or_else(private_dir);
         let socket = place.path().join("node.sock");
         let log = place.path().join("node.log");
-        let mut command = Command::new(binary());
+        let program = self.program.unwrap_or_else(|| binary().into());
+        let mut command = Command::new(&program);
         if let Some(user) = self.user {
             // The user may have no way to where the tests were built.
             let public = place.path().join("haulier");
-            fs::copy(binary(), &public).expect("a copy of the binary");
+            fs::copy(&program, &public).expect("a copy of the binary");
             fs::set_permissions(&public, fs::Permissions::from_mode(0o755)).expect("modes can be set");
             for path in [place.path(), &public] {
                 std::os::unix::fs::chown(path, Some(user), Some(user)).expect("root may give files away");

@@ -16,10 +16,10 @@ pub(crate) enum Engine {
 }
 
 /// The options of what this build does not have are not shown.
-const HIDDEN: bool = cfg!(not(feature = "mooncake"));
+pub(crate) const HIDDEN: bool = cfg!(not(feature = "mooncake"));
 
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Mooncake, with --engine mooncake")]
+#[command(next_help_heading = "Mooncake, with --engine mooncake or serve --mooncake")]
 pub(crate) struct Args {
     /// What holds the values
     #[arg(
@@ -136,13 +136,22 @@ impl Args {
     /// A client of the cluster.
     #[cfg(feature = "mooncake")]
     pub(crate) fn mooncake(&self, options: Options) -> Result<StoreClient<AnyDevice>> {
-        use haulier::{Mooncake, devices};
-
-        use super::{exit::Failure, global::host};
+        use super::exit::Failure;
 
         let master = self.mooncake_master.as_ref().ok_or_else(|| {
             Failure::usage("--engine mooncake needs --mooncake-master HOST:PORT, or $HAULIER_MOONCAKE_MASTER")
         })?;
+        let (device, cluster) = self.cluster(master)?;
+        Ok(StoreClient::mooncake(device, &cluster, options)?)
+    }
+
+    /// The device that Mooncake works on, and how the cluster of `master` is joined.
+    #[cfg(feature = "mooncake")]
+    pub(crate) fn cluster(&self, master: &str) -> Result<(AnyDevice, haulier::Mooncake)> {
+        use haulier::{Mooncake, devices};
+
+        use super::global::host;
+
         let device = match &self.mooncake_backend {
             Some(name) => devices::open(name)?.remove(0),
             None => host()?,
@@ -156,13 +165,19 @@ impl Args {
             staging: self.mooncake_staging.0,
             ..Mooncake::new(master, &self.mooncake_protocol)
         };
-        Ok(StoreClient::mooncake(device, &cluster, options)?)
+        Ok((device, cluster))
     }
 
     /// Says that this build has none.
     #[cfg(not(feature = "mooncake"))]
     pub(crate) fn mooncake(&self, _options: Options) -> Result<StoreClient<AnyDevice>> {
-        let what = "the Mooncake engine is not compiled in (cargo feature `mooncake`)".into();
-        Err(haulier::Error::Unsupported { what }.into())
+        Err(not_compiled_in())
     }
+}
+
+/// What a build without Mooncake says.
+#[cfg(not(feature = "mooncake"))]
+pub(crate) fn not_compiled_in() -> super::exit::Failure {
+    let what = "the Mooncake engine is not compiled in (cargo feature `mooncake`)".into();
+    haulier::Error::Unsupported { what }.into()
 }

@@ -17,6 +17,7 @@ use signal_hook::{
 };
 
 use super::{
+    engine::HIDDEN,
     exit::{Failure, Result},
     global::Global,
     output,
@@ -52,6 +53,11 @@ pub(crate) struct Args {
     /// Open memory of this backend's devices; may be repeated, or a list with commas [default: all that are present]
     #[arg(long = "backend", value_name = "NAME", value_delimiter = ',')]
     backends: Vec<String>,
+
+    /// Keep the values in the Mooncake cluster whose master listens here, as one client of it for all of this node's. The
+    /// pool is then the memory that values pass through, and --timeout the longest that a request may take
+    #[arg(long, value_name = "HOST:PORT", hide = HIDDEN, conflicts_with_all = ["quotas", "no_evict"])]
+    mooncake: Option<String>,
 
     /// The most clients at once
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
@@ -89,6 +95,9 @@ struct Ready<'n> {
     page: u64,
     backends: Vec<&'static str>,
     metrics: Option<SocketAddr>,
+    /// The master of the cluster that holds the values.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mooncake: Option<&'n str>,
 }
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
@@ -99,13 +108,17 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
     node::check_socket(&global.socket())?;
     let store = reserve(args)?;
     let stat = store.stat();
-    let node = Node::start(NodeConfig {
+    let config = NodeConfig {
         socket: global.socket(),
         store,
         devices,
         metrics: args.metrics,
         clients_max: args.clients,
-    })?;
+    };
+    let node = match &args.mooncake {
+        Some(master) => start_on_mooncake(global, config, master)?,
+        None => Node::start(config)?,
+    };
     // Before anybody is told that it may be ended.
     let mut signals =
         Signals::new([SIGTERM, SIGINT]).map_err(|e| Failure::system("watching for signals", e))?;
@@ -117,6 +130,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
         page: stat.page,
         backends,
         metrics: node.metrics_addr(),
+        mooncake: args.mooncake.as_deref(),
     };
     if global.output().show(&ready, || ready_line(&ready)).is_err() {
         // Its clients need no stdout.
@@ -125,6 +139,17 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<()> {
     signals.forever().next();
     node.stop();
     Ok(())
+}
+
+#[cfg(feature = "mooncake")]
+fn start_on_mooncake(global: &Global, config: NodeConfig<AnyDevice>, master: &str) -> Result<Node> {
+    let (device, cluster) = global.engine.cluster(master)?;
+    Ok(Node::start_on_mooncake(config, &cluster, device, global.timeout)?)
+}
+
+#[cfg(not(feature = "mooncake"))]
+fn start_on_mooncake(_global: &Global, _config: NodeConfig<AnyDevice>, _master: &str) -> Result<Node> {
+    Err(super::engine::not_compiled_in())
 }
 
 /// Every client costs descriptors, and the soft limit is low by tradition, for programs that use `select`.
@@ -140,6 +165,9 @@ fn ready_line(ready: &Ready<'_>) -> String {
     let backends = if ready.backends.is_empty() { "none".to_owned() } else { ready.backends.join(", ") };
     let mut line =
         format!("ready on {}, pool {}, backends {backends}", output::plain(&ready.socket), Size(ready.pool));
+    if let Some(master) = ready.mooncake {
+        line += &format!(", values in the Mooncake cluster of {}", output::plain(master));
+    }
     if let Some(at) = ready.metrics {
         line += &format!(", metrics on http://{at}/metrics");
     }
@@ -218,6 +246,7 @@ mod tests {
             page: 4096,
             backends: vec!["cpu"],
             metrics: None,
+            mooncake: None,
         };
         assert_eq!(ready_line(&ready), "ready on /run/n.sock, pool 1 GiB, backends cpu");
     }

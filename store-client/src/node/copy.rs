@@ -10,6 +10,7 @@ use super::{
     handle::descriptions,
     imports::Imports,
     session::{Session, protocol},
+    values::described,
 };
 use crate::{
     error::{Error, Result},
@@ -68,18 +69,18 @@ impl<D: Device> Session<'_, D> {
             })
             .collect();
         self.trim_imports();
-        answer.give(Reply::Gets { slots: descriptions(&found) }, &[])
+        answer.give(Reply::Gets { slots: descriptions(&found, described) }, &[])
     }
 
     fn copy_in(&mut self, offers: &mut [Offer], item: &IpcItem<'_>, mode: Mode) -> Result<Put> {
         check_key(item.key)?;
         let offer = offer_of(offers, item)?;
-        if self.space.keeps(item.key, mode) {
+        if self.keeps(item.key, mode) {
             return Ok(Put::AlreadyExists);
         }
         let imports = imports(&mut self.imports)?;
         let from = (item.len > 0).then(|| offer.part(imports, item.offset, item.len)).transpose()?;
-        let mut grant = self.writer.reserve(&self.space, item.len)?;
+        let mut grant = self.writer.reserve(self.values.space(), item.len)?;
         if let Some(from) = from {
             let to = Region::host(grant.as_mut_ptr() as usize, from.len);
             // SAFETY: the import stays open for the whole request, and the grant is ours and as long as `from`. The
@@ -91,12 +92,12 @@ impl<D: Device> Session<'_, D> {
                 }
             }
         }
-        self.space.commit(grant, item.key, item.len, item.meta, mode)
+        self.store((grant, item.key, item.len, item.meta), mode)
     }
 
     fn copy_out(&mut self, offers: &mut [Offer], item: &IpcItem<'_>) -> Result<Arc<Object>> {
         let offer = offer_of(offers, item)?;
-        let object = self.find(item.key)?;
+        let object = self.find(&[item.key]).pop().unwrap_or(Err(Error::NotFound))?;
         if object.len() > item.len {
             return Err(Error::TooSmall { need: object.len() });
         }

@@ -1,17 +1,18 @@
 //! What each request does. Every number in a request is a claim of the client's and is checked before use.
 
-use std::{io, os::fd::OwnedFd, sync::Arc};
+use std::{io, iter, os::fd::OwnedFd, sync::Arc};
 
 use hal::Device;
 
 use super::{
     answer::{Answer, BODY_MAX, Room, encoded_len},
     session::{Lent, Session, protocol},
+    values::{Told, Written},
 };
 use crate::{
     error::{Error, Result},
     metrics::{FOUND, Op, Route},
-    store::{ArenaId, Grant, Mode, Object, Put, Space, check_key},
+    store::{ArenaId, Grant, Mode, Object, Put, check_key},
     wire::{
         ArenaInfo, CommitItem, Described, Granted, Held, INLINE_MAX, IndexInfo, MESSAGE_DESCRIPTORS_MAX,
         Path, Reply, Request,
@@ -56,20 +57,26 @@ impl<D: Device> Session<'_, D> {
             }
             Request::Describe { keys } => self.describe(&keys, answer),
             Request::Remove { keys } => {
-                let slots = self.each(Op::Remove, &keys, Space::remove);
+                let slots = self.each(Op::Remove, &keys, |keys| self.values.remove(keys));
                 answer.give(Reply::Found(slots), &[])
             }
             Request::RemovePrefix { prefix } => {
-                let gone = self.space.remove_prefix(prefix);
+                let gone = match self.values.remove_prefix(prefix) {
+                    Ok(gone) => gone,
+                    Err(e) => return self.refuse(Op::Remove, answer, e),
+                };
                 self.node.metrics.count(Op::Remove, None, FOUND, gone);
                 answer.give(Reply::Removed(gone), &[])
             }
             Request::SetPinned { keys, pinned } => {
-                let slots = self.each(Op::Pin, &keys, |space, key| space.set_pinned(key, pinned));
+                let slots = self.each(Op::Pin, &keys, |keys| self.values.set_pinned(keys, pinned));
                 answer.give(Reply::Found(slots), &[])
             }
             Request::List { prefix, after, limit } => self.list(prefix, after, limit, answer),
-            Request::Stat => answer.give(Reply::Stat(Box::new(self.node.store.stat())), &[]),
+            Request::Stat => match self.values.stat(&self.node.store) {
+                Ok(stat) => answer.give(Reply::Stat(Box::new(stat)), &[]),
+                Err(e) => self.refuse(Op::Inspect, answer, e),
+            },
             Request::Metrics { offset } => self.metrics(offset, answer),
             Request::Index => self.index(answer),
         }
@@ -83,7 +90,8 @@ impl<D: Device> Session<'_, D> {
             }
         }
         let Some(reader) = &self.reader else { return answer.give(Reply::Index(None), &[]) };
-        let info = IndexInfo { slots: reader.slots(), seed: reader.seed(), space: self.space.number() };
+        let info =
+            IndexInfo { slots: reader.slots(), seed: reader.seed(), space: self.values.space().number() };
         answer.give(Reply::Index(Some(info)), &reader.descriptors())
     }
 
@@ -100,10 +108,10 @@ impl<D: Device> Session<'_, D> {
         self.prepared = None;
         let mut room = Room::for_slots(lens.len());
         let mut fresh = Vec::new();
-        let keeps = self.space.keeps_which(unless, Mode::Put);
+        let keeps = self.values.keeps_which(unless, Mode::Put);
         let wanted = lens.iter().enumerate().filter(|(i, _)| !keeps.get(*i).is_some_and(|kept| *kept));
         let wanted: Vec<u64> = wanted.map(|(_, &len)| len).take(self.grants.room()).collect();
-        let mut reserved = self.writer.reserve_many(&self.space, &wanted).into_iter();
+        let mut reserved = self.writer.reserve_many(self.values.space(), &wanted).into_iter();
         let grants = (0..lens.len())
             .map(|i| {
                 if keeps.get(i).is_some_and(|kept| *kept) {
@@ -146,13 +154,13 @@ impl<D: Device> Session<'_, D> {
         answer: Answer<'_>,
     ) -> io::Result<()> {
         let mut room = Room::for_slots(items.len());
-        let written = items.iter().map(|item| match self.grants.take(item.grant) {
+        let mut written = items.iter().map(|item| match self.grants.take(item.grant) {
             Some(Lent { grant, .. }) => Ok((grant, item.key, item.len, item.meta)),
             None => Err(Error::InvalidArgument {
                 what: format!("grant {} is used up, or another connection's", item.grant),
             }),
         });
-        let puts = self.space.commit_many(written, mode);
+        let puts = self.values.store(&mut written, mode);
         self.node.metrics.puts(puts.iter().zip(items).map(|(put, item)| (put, item.len, item.path)));
         let slots = puts.into_iter().map(|put| room.fit(put)).collect();
         let lent = self.lend_ahead(ahead);
@@ -184,26 +192,38 @@ impl<D: Device> Session<'_, D> {
     /// Memory that costs nobody anything, in an arena that the client has.
     fn reserve_ahead(&self, len: u64) -> Option<Lent> {
         let share = self.node.ahead.take(len)?;
-        let grant = self.writer.reserve_idle(&self.space, len)?;
+        let grant = self.writer.reserve_idle(self.values.space(), len)?;
         self.writable.contains(&grant.arena().id()).then_some(Lent { grant, _share: Some(share) })
     }
 
     fn put_inline(&self, key: &str, meta: &[u8], bytes: &[u8], mode: Mode) -> Result<Put> {
         check_key(key)?;
-        if self.space.keeps(key, mode) {
+        if self.keeps(key, mode) {
             return Ok(Put::AlreadyExists);
         }
-        let mut grant = self.writer.reserve(&self.space, bytes.len() as u64)?;
+        let mut grant = self.writer.reserve(self.values.space(), bytes.len() as u64)?;
         grant.write(0, bytes)?;
-        self.space.commit(grant, key, bytes.len() as u64, meta, mode)
+        self.store((grant, key, bytes.len() as u64, meta), mode)
+    }
+
+    /// Whether a put would keep what is there, as far as that is known before room is made.
+    pub(super) fn keeps(&self, key: &str, mode: Mode) -> bool {
+        self.values.keeps_which(&[key], mode) == [true]
+    }
+
+    /// Stores one value.
+    pub(super) fn store(&self, written: Written<'_>, mode: Mode) -> Result<Put> {
+        let verdict = self.values.store(&mut iter::once(Ok(written)), mode).pop();
+        verdict.unwrap_or_else(|| Err(protocol("a put was left without a verdict")))
     }
 
     fn hold(&mut self, keys: &[&str], inline: u64, answer: Answer<'_>) -> io::Result<()> {
         let mut room = Room::for_slots(keys.len());
-        let kept: Vec<_> = keys
-            .iter()
-            .map(|key| {
-                let kept = self.keep(key, inline, &mut room);
+        let kept: Vec<_> = self
+            .find(keys)
+            .into_iter()
+            .map(|found| {
+                let kept = found.and_then(|object| self.keep(object, inline, &mut room));
                 match &kept {
                     Ok(kept) => self.node.metrics.got(kept.route(), kept.object.len()),
                     Err(e) => self.node.metrics.count(Op::Get, None, e.label(), 1),
@@ -215,8 +235,7 @@ impl<D: Device> Session<'_, D> {
         answer.give(Reply::Held { slots }, &[])
     }
 
-    fn keep(&mut self, key: &str, inline: u64, room: &mut Room) -> Result<Kept> {
-        let object = self.find(key)?;
+    fn keep(&mut self, object: Arc<Object>, inline: u64, room: &mut Room) -> Result<Kept> {
         if object.len() <= inline.min(INLINE_MAX as u64) {
             let mut bytes = vec![0; object.len() as usize];
             object.read(0, &mut bytes)?;
@@ -236,38 +255,42 @@ impl<D: Device> Session<'_, D> {
         Ok(kept)
     }
 
-    /// The value of a key, which counts as used from now on.
-    pub(super) fn find(&self, key: &str) -> Result<Arc<Object>> {
-        check_key(key)?;
-        self.space.hold(key).ok_or(Error::NotFound)
+    /// The values of these keys, which count as used from now on.
+    pub(super) fn find(&self, keys: &[&str]) -> Vec<Result<Arc<Object>>> {
+        checked(keys, |keys| self.values.find(keys, &self.writer))
     }
 
     fn describe(&self, keys: &[&str], answer: Answer<'_>) -> io::Result<()> {
-        let peek = |key: &&str| {
-            check_key(key)?;
-            self.space.peek(key).ok_or(Error::NotFound)
-        };
-        let found: Vec<_> = keys.iter().map(peek).collect();
+        let found = checked(keys, |keys| self.values.describe(keys));
         for found in &found {
             self.node.metrics.found(Op::Describe, found.as_ref().map(|_| true));
         }
-        answer.give(Reply::Described { slots: descriptions(&found) }, &[])
+        answer.give(Reply::Described { slots: descriptions(&found, Told::described) }, &[])
     }
 
     /// Does something to each key that is there, and counts how many were.
-    fn each(&self, op: Op, keys: &[&str], act: impl Fn(&Space, &str) -> bool) -> Vec<Result<bool>> {
-        keys.iter()
-            .map(|key| {
-                let found = check_key(key).map(|()| act(&self.space, key));
+    fn each(
+        &self,
+        op: Op,
+        keys: &[&str],
+        act: impl FnOnce(&[&str]) -> Vec<Result<bool>>,
+    ) -> Vec<Result<bool>> {
+        let mut room = Room::for_slots(keys.len());
+        let found = checked(keys, act).into_iter();
+        found
+            .map(|found| {
                 self.node.metrics.found(op, found.as_ref().copied());
-                found
+                room.fit(found)
             })
             .collect()
     }
 
     fn list(&self, prefix: &str, after: Option<&str>, limit: u64, answer: Answer<'_>) -> io::Result<()> {
         let most = usize::try_from(limit).unwrap_or(usize::MAX).min(PAGE_MAX);
-        let entries = self.space.list(prefix, after, most + 1);
+        let entries = match self.values.list(prefix, after, most + 1) {
+            Ok(entries) => entries,
+            Err(e) => return self.refuse(Op::List, answer, e),
+        };
         let mut left = BODY_MAX;
         let page: Vec<_> = entries
             .iter()
@@ -345,11 +368,21 @@ fn granted(number: u64, grant: &Grant) -> Granted {
 }
 
 /// Descriptions of values, as many as fit an answer.
-pub(super) fn descriptions(found: &[Result<Arc<Object>>]) -> Vec<Result<Described<'_>>> {
+pub(super) fn descriptions<'f, F>(
+    found: &'f [Result<F>],
+    described: impl Fn(&'f F) -> Described<'f>,
+) -> Vec<Result<Described<'f>>> {
     let mut room = Room::for_slots(found.len());
-    found.iter().map(|found| room.fit(found.as_ref().map(described).map_err(Error::clone))).collect()
+    found.iter().map(|found| room.fit(found.as_ref().map(&described).map_err(Error::clone))).collect()
 }
 
-fn described(object: &Arc<Object>) -> Described<'_> {
-    Described { len: object.len(), meta: object.meta() }
+/// Asks for those keys that are such, and refuses the others.
+fn checked<R>(keys: &[&str], ask: impl FnOnce(&[&str]) -> Vec<Result<R>>) -> Vec<Result<R>> {
+    if keys.iter().all(|key| check_key(key).is_ok()) {
+        return ask(keys);
+    }
+    let good: Vec<&str> = keys.iter().copied().filter(|key| check_key(key).is_ok()).collect();
+    let mut answers = ask(&good).into_iter();
+    let unanswered = || Err(protocol("a key was left without an answer"));
+    keys.iter().map(|key| check_key(key).and_then(|()| answers.next().unwrap_or_else(unanswered))).collect()
 }

@@ -9,6 +9,8 @@
 //! | `handle`, `copy` | what each request does; `copy` those that reach into the client's own memory |
 //! | `imports` | the client's allocations that are open here |
 //! | `table`, `ahead` | bounds on what one client, and all of them, may keep |
+//! | `values` | where the values live: in the pool, or elsewhere |
+//! | `cluster` | elsewhere: a Mooncake cluster of many hosts, whose one client the node is for all of its own |
 //! | `answer` | answers, and how they are kept within one message |
 //! | `endpoint` | how the counters are read over HTTP |
 //!
@@ -38,7 +40,13 @@ use std::{
 
 use hal::{Deadline, Device};
 
-use self::{ahead::Budget, endpoint::Endpoint, place::Place, sessions::Sessions};
+use self::{
+    ahead::Budget,
+    endpoint::Endpoint,
+    place::Place,
+    sessions::Sessions,
+    values::{Home, InPool},
+};
 use crate::{
     error::{Error, Result},
     index::life::Life,
@@ -49,6 +57,8 @@ use crate::{
 
 mod ahead;
 mod answer;
+#[cfg(feature = "mooncake")]
+mod cluster;
 mod copy;
 mod endpoint;
 mod handle;
@@ -60,6 +70,7 @@ mod sessions;
 mod table;
 #[cfg(all(test, feature = "cpu"))]
 mod tests;
+mod values;
 
 /// How long [`Node::stop`] waits for sessions that are still at work, such as in a driver call.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
@@ -103,8 +114,7 @@ struct Shared<D: Device> {
     devices: Vec<D>,
     metrics: Arc<Metrics>,
     ahead: Budget,
-    /// Tells this run of the daemon from any other.
-    instance: u64,
+    home: Box<dyn Home>,
 }
 
 impl Node {
@@ -114,18 +124,60 @@ impl Node {
     /// that cannot be served safely and for a metrics address that others could reach; [`Error::Os`], which names the
     /// address where it is in use.
     pub fn start<D: Device>(config: NodeConfig<D>) -> Result<Self> {
-        let NodeConfig { socket, store, devices, metrics: metrics_at, clients_max } = config;
-        let (place, listener) = Place::take(&socket)?;
-        let listener = Arc::new(listener);
-        let metrics = Arc::new(Metrics::of_node(store.clone()));
-        let endpoint = metrics_at.map(|at| Endpoint::start(at, Arc::clone(&metrics))).transpose()?;
-        let (catalog, life) = match store.share() {
+        let taken = Place::take(&config.socket)?;
+        let metrics = Metrics::of_node(config.store.clone());
+        let (catalog, life) = match config.store.share() {
             Ok(shared) => shared.unzip(),
             Err(e) => {
                 tracing::warn!(%e, "clients cannot read without a request each");
                 (None, None)
             }
         };
+        let home = Box::new(InPool { instance: RandomState::new().build_hasher().finish() });
+        Self::serve(config, taken, metrics, home, catalog, life)
+    }
+
+    /// Starts a daemon that stores in a Mooncake cluster, as one client of it for all of its own. Mooncake works on threads
+    /// that are bound to `device`, on one for each client of the daemon.
+    ///
+    /// The pool keeps no value: it is the memory that values pass through, and Mooncake reads and writes it. What clients get
+    /// is what they would get from an engine on the same cluster, as told at
+    /// [`StoreClient::mooncake`](crate::StoreClient::mooncake), and they exchange with such engines; except that
+    /// - [`view`](crate::StoreClient::view) and [`alloc`](crate::StoreClient::alloc) lend memory of the pool. Bytes under a
+    ///   view stay as they are, whatever becomes of the value. Where views take up all of the pool, a get or a put is
+    ///   [`Error::Full`]; nothing is evicted. One value can be no larger than the pool.
+    /// - [`stat`](crate::StoreClient::stat) tells the figures of the pool, in which there are no keys, while the cluster
+    ///   answers.
+    /// - A request takes no longer than `limit`; then it is [`Error::Timeout`], unless its client's own limit was shorter. Other
+    ///   clients do not wait for it.
+    /// - A put whose answer is lost with the daemon is [`Error::Disconnected`]: the cluster may have stored it.
+    ///
+    /// *Errors*: as [`start`](Self::start), and as `StoreClient::mooncake` where the cluster cannot be joined.
+    #[cfg(feature = "mooncake")]
+    pub fn start_on_mooncake<D: Device>(
+        config: NodeConfig<D>,
+        cluster: &crate::Mooncake,
+        device: D,
+        limit: Duration,
+    ) -> Result<Self> {
+        let taken = Place::take(&config.socket)?;
+        let home = Box::new(cluster::Cluster::join(device, cluster, limit)?);
+        let mut metrics = Metrics::of_node(config.store.clone());
+        metrics.add(home.counters());
+        Self::serve(config, taken, metrics, home, None, None)
+    }
+
+    fn serve<D: Device>(
+        config: NodeConfig<D>,
+        (place, listener): (Place, Socket),
+        metrics: Metrics,
+        home: Box<dyn Home>,
+        catalog: Option<Arc<Catalog>>,
+        life: Option<Life>,
+    ) -> Result<Self> {
+        let NodeConfig { socket, store, devices, metrics: metrics_at, clients_max } = config;
+        let (listener, metrics) = (Arc::new(listener), Arc::new(metrics));
+        let endpoint = metrics_at.map(|at| Endpoint::start(at, Arc::clone(&metrics))).transpose()?;
         let sessions = Arc::new(Sessions::new(clients_max, metrics.clients.clone()));
         let shared = Arc::new(Shared {
             ahead: Budget::of_pool(store.stat().pool),
@@ -133,7 +185,7 @@ impl Node {
             catalog,
             devices,
             metrics: Arc::clone(&metrics),
-            instance: RandomState::new().build_hasher().finish(),
+            home,
         });
         let acceptor = thread::Builder::new()
             .name("haulier-accept".into())

@@ -11,11 +11,13 @@ use std::{
 
 use hal::{Deadline, Device, DeviceUuid};
 
-use super::{Shared, ahead::Share, answer::Answer, imports::Imports, os, sessions::Seat, table::Table};
+use super::{
+    Shared, ahead::Share, answer::Answer, imports::Imports, os, sessions::Seat, table::Table, values::Values,
+};
 use crate::{
     error::{Error, Result},
     metrics::Op,
-    store::{ArenaId, Grant, Object, Reader, Space, Writer},
+    store::{ArenaId, Grant, Object, Reader, Writer},
     wire::{Frame, Link, Reply, Request, Ring, SLOTS_MAX, Socket, VERSION},
 };
 
@@ -33,7 +35,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// A client that has been greeted.
 pub(super) struct Session<'n, D: Device> {
     pub(super) node: &'n Shared<D>,
-    pub(super) space: Space,
+    pub(super) values: Box<dyn Values>,
     // Dropped in this order: memory is given back before imports are closed, which is up to a driver.
     pub(super) grants: Table<Lent>,
     pub(super) holds: Table<Arc<Object>>,
@@ -173,14 +175,14 @@ impl<'n, D: Device> Session<'n, D> {
                 ),
             });
         }
-        let space = node.store.space(namespace)?;
+        let values = node.home.open(node.store.space(namespace)?, namespace)?;
         let imports = open_device(node, seat, device);
         let welcome =
-            Reply::Welcome { version: VERSION, instance: node.instance, imports: imports.is_some() };
+            Reply::Welcome { version: VERSION, instance: node.home.instance(), imports: imports.is_some() };
         let metrics = &node.metrics;
         let session = Session {
             node,
-            space,
+            values,
             grants: Table::new("grants", GRANTS_MAX, metrics.grants.clone()),
             holds: Table::new("holds", HOLDS_MAX, metrics.holds.clone()),
             reader: None,

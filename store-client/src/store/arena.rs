@@ -1,6 +1,7 @@
 //! One arena: a span of addresses that one writer at a time allocates from.
 
 use std::{
+    any::Any,
     ops::RangeInclusive,
     os::fd::BorrowedFd,
     ptr::NonNull,
@@ -27,6 +28,8 @@ pub(crate) struct ArenaId(pub(crate) u32);
 pub(crate) struct Arena {
     id: ArenaId,
     geometry: Geometry,
+    /// Dropped before the memory.
+    attached: Mutex<Option<Box<dyn Any + Send>>>,
     memory: Memory,
     inner: Mutex<Inner>,
     /// Told whenever busy frames have settled.
@@ -105,7 +108,8 @@ impl Arena {
             extents: 0,
         };
         let owned = AtomicBool::new(false);
-        Ok(Self { id, geometry, memory, inner: Mutex::new(inner), settled: Condvar::new(), owned })
+        let (attached, inner) = (Mutex::default(), Mutex::new(inner));
+        Ok(Self { id, geometry, attached, memory, inner, settled: Condvar::new(), owned })
     }
 
     /// Its name.
@@ -131,6 +135,20 @@ impl Arena {
     /// Bytes of a page, as the kernel says.
     pub(super) fn page(&self) -> Result<u64> {
         self.memory.page()
+    }
+
+    /// Attaches something to all of the memory, in this process, unless something is: it is dropped before the memory goes.
+    #[cfg(feature = "mooncake")]
+    pub(crate) fn attach<E>(
+        &self,
+        make: impl FnOnce(hal::Region) -> Result<Box<dyn Any + Send>, E>,
+    ) -> Result<(), E> {
+        let mut attached = self.attached.lock();
+        if attached.is_none() {
+            let start = self.at(0).as_ptr().expose_provenance();
+            *attached = Some(make(hal::Region::host(start, self.memory.len() as usize))?);
+        }
+        Ok(())
     }
 
     /// The address of `offset` in this process.

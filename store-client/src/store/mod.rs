@@ -66,7 +66,7 @@ use std::{
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use self::{account::Account, arena::Arena, pool::Pool, space::Namespace};
+use self::{account::Account, pool::Pool, space::Namespace};
 use crate::{
     error::{Error, Result},
     index::life::Life,
@@ -89,10 +89,10 @@ mod writer;
 
 pub use self::space::{Mode, Put};
 pub(crate) use self::{
-    arena::ArenaId,
+    arena::{Arena, ArenaId},
     catalog::{Catalog, Reader},
     object::{Grant, Object},
-    space::{Space, check_key},
+    space::{Entry, Space, check_key},
     writer::Writer,
 };
 

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     KEY_MAX, META_MAX, Shared,
     account::Account,
+    catalog::Catalog,
     index::Index,
     object::{Grant, Object},
 };
@@ -129,9 +130,25 @@ impl Space {
         verdicts
     }
 
+    /// Makes the first `len` bytes of `grant` a value that has no key: it is found nowhere, and goes with its last reference.
+    #[cfg(feature = "mooncake")]
+    pub(crate) fn without_key(&self, grant: Grant, len: u64, meta: &[u8]) -> Result<Arc<Object>> {
+        self.settle(grant, len, meta, None)
+    }
+
     /// What a grant becomes when it is a value.
     fn finish(&self, grant: Grant, key: &str, len: u64, meta: &[u8]) -> Result<Arc<Object>> {
         check_key(key)?;
+        self.settle(grant, len, meta, self.shared.catalog.get())
+    }
+
+    fn settle(
+        &self,
+        grant: Grant,
+        len: u64,
+        meta: &[u8],
+        catalog: Option<&Arc<Catalog>>,
+    ) -> Result<Arc<Object>> {
         if meta.len() > META_MAX {
             return Err(Error::InvalidArgument {
                 what: format!("{} bytes beside a value are too many; the limit is {META_MAX}", meta.len()),
@@ -143,7 +160,7 @@ impl Space {
         if !Arc::ptr_eq(grant.account(), &self.namespace.account) {
             return Err(Error::InvalidArgument { what: "the grant was made for another namespace".into() });
         }
-        Ok(Arc::new(grant.into_object(len, meta, self.shared.catalog.get())))
+        Ok(Arc::new(grant.into_object(len, meta, catalog)))
     }
 
     /// The value of `key`, which stays valid for as long as it is held.

@@ -116,6 +116,39 @@ pub(super) fn exist<D: Device>(
     }
 }
 
+/// Reads bodies, each whole, into the memory that its keeper keeps; the keepers, and what became of each.
+///
+/// # Safety
+/// A keeper must keep its object's memory allocated and registered, and nobody else may touch that, until it is dropped or
+/// returned: the job goes on with it where its caller has given up.
+pub(super) unsafe fn bodies<D: Device, K: Send + 'static>(
+    session: &Arc<Session<D>>,
+    planned: Vec<(Object, K)>,
+    deadline: Deadline,
+) -> Result<Vec<(K, Result<()>)>> {
+    session.run("get", deadline, move |session, bound| {
+        let (objects, keepers): (Vec<Object>, Vec<K>) = planned.into_iter().unzip();
+        // SAFETY: the job owns the keepers; the caller promises the rest.
+        let got = unsafe { session.store().get(bound, &objects) };
+        // Removed meanwhile, its place may have been another value's before the last byte was read.
+        let names: Vec<CString> = objects.iter().map(|object| object.name.clone()).collect();
+        let there = session.store().exist(bound, &names);
+        let outcome = |((object, got), there): ((&Object, hal::Result<usize>), hal::Result<bool>)| match (
+            got.map_err(refusal::error)?,
+            there.map_err(refusal::error)?,
+        ) {
+            (_, false) => Err(Error::NotFound),
+            (len, true) if len == object.len => Ok(()),
+            (len, true) => {
+                let reason = format!("a body of {} bytes came with {len}", object.len);
+                Err(Error::Protocol { reason })
+            }
+        };
+        let outcomes: Vec<Result<()>> = objects.iter().zip(got).zip(there).map(outcome).collect();
+        keepers.into_iter().zip(outcomes).collect()
+    })
+}
+
 impl<D: Device> MooncakeEngine<D> {
     /// What is stored under these keys, at most as many as heads are read at once. A value whose body was evicted is gone.
     pub(super) fn look(
@@ -203,7 +236,7 @@ impl<D: Device> MooncakeEngine<D> {
         deadline: Deadline,
         progress: &(dyn Fn(u64) + Sync),
     ) -> (usize, Vec<(usize, Error)>) {
-        let (mut done, mut failed, mut planned) = (0, Vec::new(), Vec::new());
+        let (mut done, mut failed, mut taken, mut planned) = (0, Vec::new(), Vec::new(), Vec::new());
         for &(i, id, len) in bodies {
             let way = match self.way(session, &slots[i], len, planned.is_empty(), deadline) {
                 Ok(Some(way)) => Ok(way),
@@ -214,46 +247,28 @@ impl<D: Device> MooncakeEngine<D> {
             match way {
                 Ok(way) => {
                     let name = self.names.body(slots[i].key(), id);
-                    planned.push((i, Object { name, addr: way.addr(), len }, way));
+                    taken.push((i, len));
+                    planned.push((Object { name, addr: way.addr(), len }, way));
                 }
                 Err(e) => failed.push((i, e)),
             }
         }
-        let count = planned.len();
-        let indices: Vec<usize> = planned.iter().map(|(i, ..)| *i).collect();
-        let read = session.run("get", deadline, move |session, bound| {
-            let objects: Vec<Object> = planned.iter().map(|(_, object, _)| object.clone()).collect();
-            // SAFETY: the job owns the blocks, and keeps what it fills directly registered and allocated; the caller
-            // promises that nobody else touches it.
-            let mut got = unsafe { session.store().get(bound, &objects) };
-            // Removed meanwhile, its place may have been another value's before the last byte was read.
-            let names: Vec<CString> = objects.into_iter().map(|object| object.name).collect();
-            for (slot, there) in got.iter_mut().zip(session.store().exist(bound, &names)) {
-                if let (Ok(_), Ok(false)) = (&slot, &there) {
-                    *slot = Err(refusal::refusal(bound, "get", refusal::NOT_FOUND.into()));
-                } else if let Err(e) = there {
-                    *slot = Err(e);
-                }
-            }
-            planned.into_iter().zip(got).collect::<Vec<_>>()
-        });
-        let read = match read {
+        // SAFETY: a way keeps its memory registered and allocated; a block is its own, and of what is filled directly the
+        // caller promises that nobody else touches it.
+        let read = match unsafe { self::bodies(session, planned, deadline) } {
             Ok(read) => read,
             Err(e) => {
-                failed.extend(indices.into_iter().take(count).map(|i| (i, e.clone())));
+                failed.extend(taken.into_iter().map(|(i, _)| (i, e.clone())));
                 return (done, failed);
             }
         };
-        for ((i, object, way), got) in read {
-            let outcome = got.map_err(refusal::error).and_then(|len| {
-                if len != object.len {
-                    let reason = format!("a body of {} bytes came with {len}", object.len);
-                    return Err(Error::Protocol { reason });
-                }
-                session.counters.gets[usize::from(way.is_direct())].count(len as u64);
+        for ((i, len), (way, outcome)) in taken.into_iter().zip(read) {
+            let len = len as u64;
+            let outcome = outcome.and_then(|()| {
+                session.counters.gets[usize::from(way.is_direct())].count(len);
                 match &way {
-                    Way::Direct { .. } => progress(len as u64),
                     Way::Staged(block) => copy_out(bound, &slots[i], block.region(), deadline, progress)?,
+                    _ => progress(len),
                 }
                 Ok(())
             });
@@ -276,24 +291,11 @@ impl<D: Device> MooncakeEngine<D> {
             let len = usize::try_from(found.len)
                 .map_err(|_| Error::OutOfMemory { asked: found.len, available: 0 })?;
             let block = session.block(len, deadline)?;
-            let name = self.names.body(key, found.id);
-            let (block, got) = session.run("get", deadline, move |session, bound| {
-                let object = Object { name: name.clone(), addr: block.region().addr, len };
-                // SAFETY: the block is this job's.
-                let got = unsafe { session.store().get(bound, &[object]) }.pop();
-                let there = session.store().exist(bound, &[name]).pop();
-                (block, got.zip(there))
-            })?;
-            let (got, there) = got.ok_or(Error::NotFound)?;
-            if !there.map_err(refusal::error)? {
-                return Err(Error::NotFound);
-            }
-            match got.map_err(refusal::error)? {
-                got if got == len => {}
-                got => {
-                    return Err(Error::Protocol { reason: format!("a body of {len} bytes came with {got}") });
-                }
-            }
+            let object = Object { name: self.names.body(key, found.id), addr: block.region().addr, len };
+            // SAFETY: the block is this call's, and registered.
+            let read = unsafe { bodies(&session, vec![(object, block)], deadline) }?.pop();
+            let (block, outcome) = read.ok_or(Error::NotFound)?;
+            outcome?;
             session.counters.gets[0].count(found.len);
             Ok(match block.into_memory() {
                 // SAFETY: the memory is private, and the view keeps it.

@@ -6,6 +6,7 @@
 //! | `session` | one membership of a cluster: what is registered, staging memory |
 //! | `names`, `head` | what a key is called there, and what a value looks like |
 //! | `put`, `get` | the two ways of the bytes |
+//! | `pooled` | the same for values in the pool of a node, which stores here for its clients |
 //! | `refusal` | Mooncake's codes |
 //!
 //! No call of Mooncake's has a deadline. So each is a job on one of the client's bound workers, which owns or keeps all
@@ -17,6 +18,7 @@ use std::{
     any::Any,
     ffi::CString,
     path::PathBuf,
+    process,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -31,6 +33,7 @@ use parking_lot::{Mutex, RwLock};
 use self::{
     ffi::{Library, Setup},
     names::Names,
+    put::FromSlot,
     session::{Guard, Session},
     staging::Block,
 };
@@ -39,13 +42,14 @@ use crate::{
     engine::{Description, Engine, PoolBuffer, View},
     error::{Error, Result},
     payload::Origin,
-    store::{Mode, Put, Stat},
+    store::{Mode, Object, Put, Stat},
 };
 
 mod ffi;
 mod get;
 mod head;
 mod names;
+pub(crate) mod pooled;
 mod put;
 pub(crate) mod refusal;
 mod session;
@@ -129,8 +133,25 @@ pub(crate) struct MooncakeEngine<D: Device> {
     warned: AtomicBool,
     /// None once it is closed.
     session: RwLock<Option<Arc<Session<D>>>>,
-    /// Hears when the cluster has been left.
-    left: Mutex<Receiver<()>>,
+    /// After the session.
+    left: Arc<Left>,
+}
+
+/// Waits for the cluster to be left, once nobody is left in it: a process that ends in the middle would leave its memory in the
+/// master's books for a while.
+#[derive(Debug)]
+struct Left {
+    process: u32,
+    heard: Mutex<Receiver<()>>,
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        // A forked child has nothing to leave.
+        if self.process == process::id() {
+            let _ = self.heard.get_mut().recv_timeout(LEAVE);
+        }
+    }
 }
 
 /// Where Mooncake reads or writes a body.
@@ -142,6 +163,8 @@ enum Way<D: Device> {
         _guard: Arc<Guard<D>>,
         _keep: Option<Keep<D>>,
     },
+    /// A value's own memory in a pool that is registered.
+    Pooled(Arc<Object>),
     Staged(Block<D>),
 }
 
@@ -149,12 +172,13 @@ impl<D: Device> Way<D> {
     fn addr(&self) -> usize {
         match self {
             Way::Direct { addr, .. } => *addr,
+            Way::Pooled(object) => object.as_ptr().expose_provenance(),
             Way::Staged(block) => block.region().addr,
         }
     }
 
     fn is_direct(&self) -> bool {
-        matches!(self, Way::Direct { .. })
+        !matches!(self, Way::Staged(_))
     }
 }
 
@@ -177,8 +201,28 @@ impl<D: Device> MooncakeEngine<D> {
             device_memory: mooncake.device_memory,
             warned: AtomicBool::new(false),
             session: RwLock::new(Some(session)),
-            left: Mutex::new(left),
+            left: Arc::new(Left { process: process::id(), heard: Mutex::new(left) }),
         })
+    }
+
+    /// A client of another namespace that shares this one's membership. Its calls have a worker of their own, so that those of
+    /// one that hang hold up no other's.
+    pub(crate) fn tenant(&self, namespace: &str) -> Result<Self> {
+        let session = self.session()?;
+        let workers = Workers::start(session.device().clone(), 1)?;
+        Ok(MooncakeEngine {
+            names: Names::new(namespace),
+            device_memory: self.device_memory,
+            warned: AtomicBool::new(false),
+            session: RwLock::new(Some(session.on(Arc::new(workers)))),
+            left: Arc::clone(&self.left),
+        })
+    }
+
+    /// Regions that were registered with Mooncake, and deregistered again.
+    pub(crate) fn registrations(&self) -> (u64, u64) {
+        let counters = self.session().map(|session| session.registrations());
+        counters.unwrap_or_default()
     }
 
     fn session(&self) -> Result<Arc<Session<D>>> {
@@ -297,7 +341,9 @@ impl<D: Device> Engine<D> for MooncakeEngine<D> {
         deadline: Deadline,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Vec<Result<Put>> {
-        self.in_turns(batch.slots(), |slots| self.put_some(bound, slots, mode, deadline, progress))
+        let source = |slot| FromSlot { engine: self, bound, slot, deadline, progress };
+        let sources: Vec<_> = batch.slots().iter().map(source).collect();
+        self.in_turns(&sources, |sources| self.put_some(sources, mode, deadline))
     }
 
     fn get_into(
@@ -445,16 +491,6 @@ impl<D: Device> Engine<D> for MooncakeEngine<D> {
     fn close(&self) {
         // The cluster is left when calls in progress have let go of the session.
         self.session.write().take();
-    }
-}
-
-impl<D: Device> Drop for MooncakeEngine<D> {
-    fn drop(&mut self) {
-        if self.session.get_mut().take().is_some_and(|session| !session.is_ours()) {
-            return;
-        }
-        // A process that ends in the middle would leave its memory in the master's books for a while.
-        let _ = self.left.get_mut().recv_timeout(LEAVE);
     }
 }
 

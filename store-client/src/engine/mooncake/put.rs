@@ -5,7 +5,7 @@
 
 use std::{collections::HashSet, ffi::CString, sync::Arc, thread, time::Duration};
 
-use hal::{Bound, Deadline, Device};
+use hal::{Bound, Deadline, Device, Region};
 
 use super::{
     MooncakeEngine, Way,
@@ -28,6 +28,66 @@ const PATIENCE: [u64; 5] = [5, 20, 80, 200, 400];
 
 /// The longest pause before it is looked again whether another client's put has ended.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
+
+/// A value that is to be put.
+pub(super) trait Source<D: Device> {
+    fn key(&self) -> &str;
+
+    /// What stands beside it.
+    fn meta(&self) -> &[u8];
+
+    /// Its bytes.
+    fn len(&self) -> usize;
+
+    /// Copies them to `to`, which is as long.
+    fn copy_in(&self, to: Region) -> Result<()>;
+
+    /// Brings them to where Mooncake can read them. `None` where staging has no room and `wait` is not set.
+    fn body(&self, session: &Arc<Session<D>>, wait: bool) -> Result<Option<Way<D>>>;
+
+    /// It is dealt with, and was not copied.
+    fn passed(&self);
+}
+
+/// A slot of a caller's batch.
+pub(super) struct FromSlot<'a, D: Device> {
+    pub(super) engine: &'a MooncakeEngine<D>,
+    pub(super) bound: &'a Bound<'a, D>,
+    pub(super) slot: &'a Slot<D>,
+    pub(super) deadline: Deadline,
+    pub(super) progress: &'a (dyn Fn(u64) + Sync),
+}
+
+impl<D: Device> Source<D> for FromSlot<'_, D> {
+    fn key(&self) -> &str {
+        self.slot.key()
+    }
+
+    fn meta(&self) -> &[u8] {
+        self.slot.meta()
+    }
+
+    fn len(&self) -> usize {
+        self.slot.region().len
+    }
+
+    fn copy_in(&self, to: Region) -> Result<()> {
+        // SAFETY: a ready slot is allocated and nobody writes it until the put has returned; the block is the put's alone.
+        unsafe { shm::copy_in(self.bound, self.slot, to, self.deadline, self.progress) }
+    }
+
+    fn body(&self, session: &Arc<Session<D>>, wait: bool) -> Result<Option<Way<D>>> {
+        let way = self.engine.way(session, self.slot, self.len(), wait, self.deadline)?;
+        if let Some(Way::Staged(block)) = &way {
+            self.copy_in(block.region())?;
+        }
+        Ok(way)
+    }
+
+    fn passed(&self) {
+        (self.progress)(self.len() as u64);
+    }
+}
 
 /// One value on its way.
 struct Item<D: Device> {
@@ -57,27 +117,25 @@ impl<D: Device> Item<D> {
 }
 
 impl<D: Device> MooncakeEngine<D> {
-    /// Stores the first of these slots, as many as staging has room for; their verdicts, of which there is at least one.
-    pub(super) fn put_some(
+    /// Stores the first of these values, as many as staging has room for; their verdicts, of which there is at least one.
+    pub(super) fn put_some<S: Source<D>>(
         &self,
-        bound: &Bound<'_, D>,
-        slots: &[Slot<D>],
+        sources: &[S],
         mode: Mode,
         deadline: Deadline,
-        progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Vec<Result<Put>>> {
         let session = self.session()?;
         // A key that comes again is put after this one.
         let mut seen = HashSet::new();
-        let slots = &slots
-            [..slots.iter().take(session.heads_at_once()).take_while(|slot| seen.insert(slot.key())).count()];
-        let olds = self.olds(&session, slots, mode, deadline);
-        let mut verdicts: Vec<Result<Put>> = Vec::with_capacity(slots.len());
+        let most = sources.iter().take(session.heads_at_once());
+        let sources = &sources[..most.take_while(|source| seen.insert(source.key())).count()];
+        let olds = self.olds(&session, sources, mode, deadline);
+        let mut verdicts: Vec<Result<Put>> = Vec::with_capacity(sources.len());
         let mut items: Vec<Item<D>> = Vec::new();
-        for (i, (slot, old)) in slots.iter().zip(olds).enumerate() {
+        for (i, (source, old)) in sources.iter().zip(olds).enumerate() {
             let old = match old {
                 Ok(old) if old.alive && mode == Mode::Put => {
-                    progress(slot.region().len as u64);
+                    source.passed();
                     verdicts.push(Ok(Put::AlreadyExists));
                     continue;
                 }
@@ -87,7 +145,7 @@ impl<D: Device> MooncakeEngine<D> {
                     continue;
                 }
             };
-            match self.stage(&session, bound, slot, i, old, items.is_empty(), deadline, progress) {
+            match self.stage(&session, source, i, old, items.is_empty(), deadline) {
                 Ok(Some(item)) => {
                     // Until the job has answered.
                     verdicts.push(Ok(Put::Stored));
@@ -107,27 +165,26 @@ impl<D: Device> MooncakeEngine<D> {
             .run("put", deadline, move |session, bound| send(session.store(), bound, items, mode, deadline));
         let sent = sent.unwrap_or_else(|e| indices.iter().map(|_| Err(e.clone())).collect());
         for ((i, direct), verdict) in indices.into_iter().zip(directs).zip(sent) {
-            let len = slots[i].region().len as u64;
             if matches!(verdict, Ok(Put::Stored | Put::Replaced)) {
-                session.counters.puts[usize::from(direct)].count(len);
+                session.counters.puts[usize::from(direct)].count(sources[i].len() as u64);
             }
             if direct && verdict.is_ok() {
-                progress(len);
+                sources[i].passed();
             }
             verdicts[i] = verdict;
         }
         Ok(verdicts)
     }
 
-    /// What is under the slots' keys.
-    fn olds(
+    /// What is under the values' keys.
+    fn olds<S: Source<D>>(
         &self,
         session: &Arc<Session<D>>,
-        slots: &[Slot<D>],
+        sources: &[S],
         mode: Mode,
         deadline: Deadline,
     ) -> Vec<Result<Old>> {
-        let keys: Vec<&str> = slots.iter().map(Slot::key).collect();
+        let keys: Vec<&str> = sources.iter().map(Source::key).collect();
         let heads = |keys: &[&str]| keys.iter().map(|key| self.names.head(key)).collect::<Vec<_>>();
         let mut olds: Vec<Result<Old>> = get::exist(session, heads(&keys), deadline)
             .into_iter()
@@ -156,49 +213,39 @@ impl<D: Device> MooncakeEngine<D> {
         olds
     }
 
-    /// Brings a slot's bytes to where Mooncake can read them. `None` where staging has no room and `wait` is not set.
-    #[allow(clippy::too_many_arguments)]
-    fn stage(
+    /// Brings a value's bytes to where Mooncake can read them. `None` where staging has no room and `wait` is not set.
+    fn stage<S: Source<D>>(
         &self,
         session: &Arc<Session<D>>,
-        bound: &Bound<'_, D>,
-        slot: &Slot<D>,
+        source: &S,
         index: usize,
         old: Old,
         wait: bool,
         deadline: Deadline,
-        progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Option<Item<D>>> {
-        let (region, meta, id) = (slot.region(), slot.meta(), session.new_id());
-        let copy_in = |to: hal::Region| {
-            // SAFETY: a ready slot is allocated and nobody writes it until the put has returned; the block is this
-            // call's alone.
-            unsafe { shm::copy_in(bound, slot, to, deadline, progress) }
-        };
-        let body = if region.len > INLINE_MAX {
-            let Some(way) = self.way(session, slot, region.len, wait, deadline)? else { return Ok(None) };
-            if let Way::Staged(block) = &way {
-                copy_in(block.region())?;
-            }
-            let object = Object { name: self.names.body(slot.key(), id), addr: way.addr(), len: region.len };
+        let (len, meta, id) = (source.len(), source.meta(), session.new_id());
+        let body = if len > INLINE_MAX {
+            let Some(way) = source.body(session, wait)? else { return Ok(None) };
+            let object = Object { name: self.names.body(source.key(), id), addr: way.addr(), len };
             Some((object, way))
         } else {
             None
         };
-        let head_len = head::size(region.len, meta);
+        let head_len = head::size(len, meta);
         // Who has a body's block already does not wait for another: two who did could wait for each other.
+        let holds = body.as_ref().is_some_and(|(_, way)| matches!(way, Way::Staged(_)));
         let block = match session.block_at_once(2 * head_len) {
             Some(block) => Some(block),
-            None if body.is_none() && wait => Some(session.block(2 * head_len, deadline)?),
+            None if !holds && wait => Some(session.block(2 * head_len, deadline)?),
             None if wait => return Err(Error::ResourceExhausted { what: "staging memory".into() }),
             None => None,
         };
         let Some(mut block) = block else { return Ok(None) };
         if body.is_none() {
-            copy_in(block.region().part(head_len - region.len, region.len)?)?;
+            source.copy_in(block.region().part(head_len - len, len)?)?;
         }
-        head::write(&mut block.bytes_mut()[..head_len], id, region.len, meta);
-        Ok(Some(Item { slot: index, id, head: self.names.head(slot.key()), block, body, old }))
+        head::write(&mut block.bytes_mut()[..head_len], id, len, meta);
+        Ok(Some(Item { slot: index, id, head: self.names.head(source.key()), block, body, old }))
     }
 }
 

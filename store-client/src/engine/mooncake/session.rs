@@ -1,10 +1,12 @@
-//! One membership of a Mooncake cluster: the store, what is registered with it, and the staging memory.
+//! One membership of a Mooncake cluster: the store, what is registered with it, and the staging memory; and the sessions of
+//! those who share it.
 
 use std::{
     collections::{BTreeMap, hash_map::RandomState},
     fmt,
     hash::{BuildHasher, Hasher},
     mem::ManuallyDrop,
+    ops::Deref,
     process,
     sync::{
         Arc, Weak,
@@ -55,9 +57,23 @@ impl Went {
     }
 }
 
+/// One who works in a membership, on workers of its own: a call that hangs holds up nobody else's.
 pub(crate) struct Session<D: Device> {
+    workers: Arc<Workers<D>>,
+    membership: Arc<Membership<D>>,
+    /// How many heads it works on at a time, so that others have room as well.
+    heads: usize,
+}
+
+/// The most heads of one session, alone in its membership or among many.
+const HEADS_ALONE: usize = 512;
+const HEADS_SHARED: usize = 64;
+
+/// What all sessions share. The cluster is left when the last of them has gone.
+pub(crate) struct Membership<D: Device> {
     /// The process that joined: a forked child has neither its threads nor its connections.
     process: u32,
+    /// Those of who joined, for what is let go.
     workers: Arc<Workers<D>>,
     /// Taken by `drop` alone.
     store: ManuallyDrop<Store>,
@@ -80,6 +96,14 @@ type Live<D> = BTreeMap<usize, (usize, Weak<Guard<D>>)>;
 impl<D: Device> fmt::Debug for Session<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Session").field("staging", &self.staging).finish_non_exhaustive()
+    }
+}
+
+impl<D: Device> Deref for Session<D> {
+    type Target = Membership<D>;
+
+    fn deref(&self) -> &Membership<D> {
+        &self.membership
     }
 }
 
@@ -112,9 +136,9 @@ impl<D: Device> Session<D> {
             };
             // SAFETY: the session deregisters it before it lets go of the pool.
             unsafe { store.register(bound, region.addr, region.len) }?;
-            Ok(Ok(Arc::new(Session {
+            let membership = Membership {
                 process: process::id(),
-                workers: own,
+                workers: Arc::clone(&own),
                 store: ManuallyDrop::new(store),
                 staging,
                 pinned: Mutex::new(pinned),
@@ -125,7 +149,9 @@ impl<D: Device> Session<D> {
                 puts: AtomicU64::new(0),
                 counters: Counters { registered: 1.into(), ..Counters::default() },
                 ended,
-            })))
+            };
+            let heads = membership.heads(HEADS_ALONE);
+            Ok(Ok(Arc::new(Session { workers: own, membership: Arc::new(membership), heads })))
         });
         joined.map_err(|e| match e.kind() {
             // Mooncake tries for minutes by itself.
@@ -134,6 +160,20 @@ impl<D: Device> Session<D> {
             },
             _ => refusal::error(e),
         })?
+    }
+
+    /// Another session of this membership, on `workers` of the same device.
+    pub(crate) fn on(&self, workers: Arc<Workers<D>>) -> Arc<Self> {
+        let heads = self.heads(HEADS_SHARED);
+        Arc::new(Session { workers, membership: Arc::clone(&self.membership), heads })
+    }
+
+    pub(crate) fn device(&self) -> &D {
+        self.workers.device()
+    }
+
+    pub(crate) fn heads_at_once(&self) -> usize {
+        self.heads
     }
 
     /// Runs `work`, which owns what it touches, where it can be left behind at `deadline`.
@@ -151,19 +191,6 @@ impl<D: Device> Session<D> {
         })
     }
 
-    /// Whether this is the process that joined.
-    pub(crate) fn is_ours(&self) -> bool {
-        self.process == process::id()
-    }
-
-    pub(crate) fn store(&self) -> &Store {
-        &self.store
-    }
-
-    pub(crate) fn new_id(&self) -> Id {
-        Id(u128::from(self.nonce) << 64 | u128::from(self.puts.fetch_add(1, Ordering::Relaxed)))
-    }
-
     /// Registers memory until the guard is dropped; what is registered already, as a whole or in a larger piece, is shared.
     ///
     /// # Safety
@@ -177,9 +204,9 @@ impl<D: Device> Session<D> {
             return Ok(guard);
         }
         let registered =
-            self.registry.register(&Calls { session: self, bound }, region.addr, region.len, None)?;
+            self.registry.register(&Calls { membership: self, bound }, region.addr, region.len, None)?;
         let guard = Arc::new(Guard {
-            session: Arc::downgrade(self),
+            membership: Arc::downgrade(&self.membership),
             addr: region.addr,
             len: region.len,
             kept: AtomicUsize::new(0),
@@ -187,13 +214,6 @@ impl<D: Device> Session<D> {
         });
         self.live.lock().insert(region.addr, (region.len, Arc::downgrade(&guard)));
         Ok(guard)
-    }
-
-    /// Who keeps all of `region` registered.
-    pub(crate) fn covering(&self, region: Region) -> Option<Arc<Guard<D>>> {
-        let live = self.live.lock();
-        let (addr, (len, guard)) = live.range(..=region.addr).next_back()?;
-        (region.end() <= addr + len).then(|| guard.upgrade())?
     }
 
     /// Registers a buffer once, until its memory is freed or the session ends. `None` where too many are, or a part of it
@@ -251,10 +271,38 @@ impl<D: Device> Session<D> {
     pub(crate) fn block_at_once(self: &Arc<Self>, len: usize) -> Option<Block<D>> {
         (len <= self.staging.most()).then(|| self.staging.take(len, Deadline::passed()).ok())?
     }
+}
 
-    /// How many heads to work on at a time, so that others have room as well.
-    pub(crate) fn heads_at_once(&self) -> usize {
-        (self.staging.most() / super::head::HEAD_MAX).clamp(1, 512)
+impl<D: Device> Membership<D> {
+    /// Whether this is the process that joined.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.process == process::id()
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Regions registered, and deregistered again.
+    pub(crate) fn registrations(&self) -> (u64, u64) {
+        let Counters { registered, deregistered, .. } = &self.counters;
+        (registered.load(Ordering::Relaxed), deregistered.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn new_id(&self) -> Id {
+        Id(u128::from(self.nonce) << 64 | u128::from(self.puts.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// Who keeps all of `region` registered.
+    pub(crate) fn covering(&self, region: Region) -> Option<Arc<Guard<D>>> {
+        let live = self.live.lock();
+        let (addr, (len, guard)) = live.range(..=region.addr).next_back()?;
+        (region.end() <= addr + len).then(|| guard.upgrade())?
+    }
+
+    /// How many heads fit the staging memory, and no more than `most`.
+    fn heads(&self, most: usize) -> usize {
+        (self.staging.most() / super::head::HEAD_MAX).clamp(1, most)
     }
 
     fn unregister(&self, bound: &Bound<'_, D>, addr: usize, registered: hal::Registered) {
@@ -264,13 +312,13 @@ impl<D: Device> Session<D> {
                 live.remove(&addr);
             }
         }
-        if let Err(e) = self.registry.unregister(&Calls { session: self, bound }, registered) {
+        if let Err(e) = self.registry.unregister(&Calls { membership: self, bound }, registered) {
             tracing::error!(error = %e, "memory stays registered with Mooncake");
         }
     }
 }
 
-impl<D: Device> Drop for Session<D> {
+impl<D: Device> Drop for Membership<D> {
     /// Leaves the cluster on a bound thread of its own: it may take seconds, and whoever was last must not wait.
     fn drop(&mut self) {
         if !self.is_ours() {
@@ -306,29 +354,29 @@ impl<D: Device> Drop for Session<D> {
 }
 
 struct Calls<'a, 'd, D: Device> {
-    session: &'a Session<D>,
+    membership: &'a Membership<D>,
     bound: &'a Bound<'d, D>,
 }
 
 impl<D: Device> Pin for Calls<'_, '_, D> {
     fn pin(&self, addr: usize, len: usize) -> hal::Result<()> {
         // SAFETY: who registered promised that the memory stays until it is unregistered.
-        unsafe { self.session.store.register(self.bound, addr, len) }?;
-        self.session.counters.registered.fetch_add(1, Ordering::Relaxed);
+        unsafe { self.membership.store.register(self.bound, addr, len) }?;
+        self.membership.counters.registered.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
     fn unpin(&self, addr: usize, _len: usize) -> hal::Result<()> {
-        self.session.store.unregister(self.bound, addr)?;
-        self.session.counters.deregistered.fetch_add(1, Ordering::Relaxed);
+        self.membership.store.unregister(self.bound, addr)?;
+        self.membership.counters.deregistered.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 }
 
 /// Memory that is registered with a session until this is dropped; deregistered on a bound worker, whichever thread that
-/// is on. Where the session has ended first, it has deregistered everything.
+/// is on. Where the membership has ended first, it has deregistered everything.
 pub(crate) struct Guard<D: Device> {
-    session: Weak<Session<D>>,
+    membership: Weak<Membership<D>>,
     addr: usize,
     len: usize,
     /// 1 where it is attached to a buffer.
@@ -344,13 +392,15 @@ impl<D: Device> fmt::Debug for Guard<D> {
 
 impl<D: Device> Drop for Guard<D> {
     fn drop(&mut self) {
-        let (Some(session), Some(registered)) = (self.session.upgrade(), self.registered.get_mut().take())
+        let (Some(membership), Some(registered)) =
+            (self.membership.upgrade(), self.registered.get_mut().take())
         else {
             return;
         };
-        if !session.is_ours() {
+        if !membership.is_ours() {
             return;
         }
+        let session = Arc::new(Session { workers: Arc::clone(&membership.workers), membership, heads: 1 });
         session.kept.fetch_sub(*self.kept.get_mut(), Ordering::Relaxed);
         let addr = self.addr;
         let given_back = session.run("unregister", Deadline::after(LET_GO), move |session, bound| {

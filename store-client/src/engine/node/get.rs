@@ -80,7 +80,10 @@ impl<D: Device> GetCall<'_, D> {
         while !rest.is_empty() {
             let chunk = cut::first(rest, cut::DESCRIPTIONS, |i| Cost::item(self.slot(i).key(), &[]));
             let (chunk, later) = rest.split_at(chunk);
-            self.stage(connection, verdicts, chunk)?;
+            let mut chunk = chunk.to_vec();
+            while !chunk.is_empty() {
+                chunk = self.stage(connection, verdicts, &chunk)?;
+            }
             rest = later;
         }
         Ok(())
@@ -125,13 +128,14 @@ impl<D: Device> GetCall<'_, D> {
         Ok(())
     }
 
-    /// Copies values out of shared memory; out of the answer where one has to be asked for and is small.
+    /// Copies values out of shared memory; out of the answer where one has to be asked for and is small. Returns those for
+    /// which the daemon has no room while others of the batch take it; they come next.
     fn stage(
         &self,
         connection: &Arc<Connection>,
         verdicts: &mut Verdicts,
         slots: &[usize],
-    ) -> Result<(), Fault> {
+    ) -> Result<Vec<usize>, Fault> {
         let mut missed = Vec::new();
         for &i in slots {
             match Found::take(connection, self.slot(i).key()) {
@@ -146,7 +150,7 @@ impl<D: Device> GetCall<'_, D> {
         }
         let slots = &missed[..];
         if slots.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let inline = if slots.len() == 1 { INLINE_MAX as u64 } else { 0 };
         let keys = slots.iter().map(|&i| self.slot(i).key()).collect();
@@ -160,13 +164,16 @@ impl<D: Device> GetCall<'_, D> {
             Taken::Inline { .. } => None,
         });
         let _holds = Holds::new(connection, holds.collect());
+        let any = taken.iter().any(Result::is_ok);
+        let mut full = Vec::new();
         for (&i, taken) in slots.iter().zip(taken) {
-            verdicts[i] = Some(match taken {
-                Ok(taken) => self.deliver(connection, self.slot(i), taken)?,
-                Err(e) => Err(e),
-            });
+            match taken {
+                Ok(taken) => verdicts[i] = Some(self.deliver(connection, self.slot(i), taken)?),
+                Err(Error::Full { .. }) if any => full.push(i),
+                Err(e) => verdicts[i] = Some(Err(e)),
+            }
         }
-        Ok(())
+        Ok(full)
     }
 
     /// As [`deliver`](Self::deliver) for a value that was found without asking.
