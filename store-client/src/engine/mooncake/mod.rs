@@ -420,11 +420,12 @@ impl<D: Device> Engine<D> for MooncakeEngine<D> {
     }
 
     fn health(&self, deadline: Deadline) -> Result<()> {
-        // The client's own check does not notice at once that the master is gone; a question does.
+        // The client's own check does not notice at once that the master is gone, and then gives a code without a meaning; a
+        // question does, and says why.
         let name = self.names.head("health");
         let asked = self.session()?.run("health", deadline, move |session, bound| {
-            session.store().health(bound)?;
-            session.store().exist(bound, &[name]).into_iter().try_for_each(|answer| answer.map(drop))
+            session.store().exist(bound, &[name]).into_iter().try_for_each(|answer| answer.map(drop))?;
+            session.store().health(bound)
         })?;
         asked.map_err(refusal::error)
     }

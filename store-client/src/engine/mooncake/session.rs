@@ -186,7 +186,9 @@ impl<D: Device> Session<D> {
         let session = Arc::clone(self);
         let done = self.workers.run(deadline, op, move |bound| Ok(work(&session, bound)));
         done.map_err(|e| match e.kind() {
-            Kind::Timeout => Error::Timeout { op: op.into() },
+            Kind::Timeout => Error::Timeout {
+                op: format!("{op} in Mooncake (is the master, or the client that holds the value, gone?)"),
+            },
             _ => e.into(),
         })
     }
