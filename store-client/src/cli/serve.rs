@@ -180,6 +180,7 @@ fn reserve(args: &Args) -> Result<Store> {
         evict: !args.no_evict,
         quotas: args.quotas.iter().map(|(name, Size(bytes))| (name.clone(), *bytes)).collect(),
         pages: args.huge_pages.into(),
+        standing: args.mooncake.is_some(),
     };
     let bar = output::bar("reserving memory", config.pool);
     let store = Store::open(config, |done, total| {

@@ -20,7 +20,7 @@ use crate::{
         Engine,
         mooncake::{Mooncake, MooncakeEngine, pooled},
     },
-    error::{Error, Result},
+    error::Result,
     store::{Entry, Mode, Object, Put, Space, Stat, Store, Writer, check_key},
 };
 
@@ -41,11 +41,6 @@ impl<D: Device> Cluster<D> {
     ///
     /// *Errors*: as [`StoreClient::mooncake`](crate::StoreClient::mooncake).
     pub(super) fn join(device: D, mooncake: &Mooncake, limit: Duration) -> Result<Self> {
-        if mooncake.protocol != "tcp" {
-            // A transport that pins what is registered would keep pages that the pool has moved to another arena.
-            let what = "a node stores in Mooncake over tcp only: the memory of its pool moves".into();
-            return Err(Error::Unsupported { what });
-        }
         let workers = Arc::new(Workers::start(device, WORKERS)?);
         let engine = MooncakeEngine::join(&workers, mooncake, "", Deadline::after(limit))?;
         Ok(Cluster {

@@ -140,12 +140,13 @@ impl Node {
     /// Starts a daemon that stores in a Mooncake cluster, as one client of it for all of its own. Mooncake works on threads
     /// that are bound to `device`, on one for each client of the daemon.
     ///
-    /// The pool keeps no value: it is the memory that values pass through, and Mooncake reads and writes it. What clients get
+    /// The pool, which is to be opened as [`Config::standing`](crate::store::Config::standing) says, keeps no value: it is the
+    /// memory that values pass through, and Mooncake reads and writes it. What clients get
     /// is what they would get from an engine on the same cluster, as told at
     /// [`StoreClient::mooncake`](crate::StoreClient::mooncake), and they exchange with such engines; except that
     /// - [`view`](crate::StoreClient::view) and [`alloc`](crate::StoreClient::alloc) lend memory of the pool. Bytes under a
     ///   view stay as they are, whatever becomes of the value. Where views take up all of the pool, a get or a put is
-    ///   [`Error::Full`]; nothing is evicted. One value can be no larger than the pool.
+    ///   [`Error::Full`]; nothing is evicted. A value longer than about seven eighths of the pool finds no room.
     /// - [`stat`](crate::StoreClient::stat) tells the figures of the pool, in which there are no keys, while the cluster
     ///   answers.
     /// - A request takes no longer than `limit`; then it is [`Error::Timeout`], unless its client's own limit was shorter. Other
@@ -160,6 +161,12 @@ impl Node {
         device: D,
         limit: Duration,
     ) -> Result<Self> {
+        if !config.store.is_standing() {
+            // A transport that pins what is registered would keep pages that have moved to another arena.
+            let what =
+                "a node on Mooncake needs a pool whose memory stands; set store::Config::standing".into();
+            return Err(Error::InvalidArgument { what });
+        }
         let taken = Place::take(&config.socket)?;
         let home = Box::new(cluster::Cluster::join(device, cluster, limit)?);
         let mut metrics = Metrics::of_node(config.store.clone());

@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{
     frames::{self, Frames, Run, State},
-    geometry::{Class, Geometry, SLAB, Shape},
+    geometry::{Class, Geometry, SLAB, SLOT_MAX, Shape},
     memory::Memory,
     slab::Slabs,
 };
@@ -28,6 +28,10 @@ pub(crate) struct ArenaId(pub(crate) u32);
 pub(crate) struct Arena {
     id: ArenaId,
     geometry: Geometry,
+    /// Virtual bytes, a multiple of the frame.
+    span: u64,
+    /// Whether all of it has memory or none.
+    stands: bool,
     /// Dropped before the memory.
     attached: Mutex<Option<Box<dyn Any + Send>>>,
     memory: Memory,
@@ -97,19 +101,28 @@ pub(super) struct Carved {
 }
 
 impl Arena {
-    /// One for an owner that has `before` arenas already.
-    pub(super) fn new(id: ArenaId, geometry: Geometry, huge: bool, before: usize) -> Result<Self> {
-        let memory = Memory::new(geometry.span, huge)?;
-        let units = (geometry.span / geometry.unit) as u32;
+    /// One of `span` bytes, for an owner that has `before` arenas already. Where it `stands`, its memory comes and goes as a
+    /// whole.
+    pub(super) fn new(
+        id: ArenaId,
+        geometry: Geometry,
+        span: u64,
+        stands: bool,
+        huge: bool,
+        before: usize,
+    ) -> Result<Self> {
+        let memory = Memory::new(span, huge)?;
+        let units = (span / geometry.unit) as u32;
         let inner = Inner {
-            space: Allocator::with_max_allocs(units, nodes(&geometry, before)),
+            space: Allocator::with_max_allocs(units, nodes(&geometry, span, before)),
             slabs: Slabs::default(),
-            frames: Frames::new((geometry.span / geometry.frame) as usize),
+            frames: Frames::new((span / geometry.frame) as usize),
             extents: 0,
         };
         let owned = AtomicBool::new(false);
         let (attached, inner) = (Mutex::default(), Mutex::new(inner));
-        Ok(Self { id, geometry, attached, memory, inner, settled: Condvar::new(), owned })
+        let settled = Condvar::new();
+        Ok(Self { id, geometry, span, stands, attached, memory, inner, settled, owned })
     }
 
     /// Its name.
@@ -138,6 +151,7 @@ impl Arena {
     }
 
     /// Attaches something to all of the memory, in this process, unless something is: it is dropped before the memory goes.
+    /// For an arena that stands and holds a value, so that all of it has memory.
     #[cfg(feature = "mooncake")]
     pub(crate) fn attach<E>(
         &self,
@@ -191,10 +205,10 @@ impl Arena {
         bytes
     }
 
-    /// Marks the holes under these bytes as busy for the caller, who must settle them. Returns none when all has
-    /// memory; waits for frames that another thread has in hand.
+    /// Marks the holes under these bytes, or where the arena stands all of its holes, as busy for the caller, who must settle
+    /// them. Returns none when all has memory; waits for frames that another thread has in hand.
     pub(super) fn take_holes(&self, offset: u64, len: u64) -> Vec<Run> {
-        let run = self.run(offset, len);
+        let run = if self.stands { self.run(0, self.span) } else { self.run(offset, len) };
         let mut inner = self.inner.lock();
         loop {
             let holes = inner.frames.take_holes(run.clone());
@@ -210,9 +224,23 @@ impl Arena {
         self.inner.lock().frames.take_lowest_holes(most)
     }
 
-    /// Marks up to `most` frames that nothing lives in as busy for the caller, who must settle them.
+    /// Marks up to `most` frames that nothing lives in as busy for the caller, who must settle them. An arena that stands
+    /// gives all frames, once nothing lives in any, and lets go what is attached.
     pub(super) fn take_spare(&self, most: usize) -> Vec<Run> {
-        self.inner.lock().frames.take_spare(most)
+        let mut inner = self.inner.lock();
+        if !self.stands {
+            return inner.frames.take_spare(most);
+        }
+        if inner.extents > 0 {
+            return Vec::new();
+        }
+        let all = inner.frames.take_spare(usize::MAX);
+        drop(inner);
+        // Whoever carves meanwhile waits for the frames, and attaches after that.
+        if !all.is_empty() {
+            self.attached.lock().take();
+        }
+        all
     }
 
     /// Ends the busy state of these frames and wakes who waits for them.
@@ -237,16 +265,22 @@ impl Arena {
         if self.memory.taken()? <= warm {
             return Ok(());
         }
-        let holes = self.take_holes(0, self.geometry.span);
+        let holes = self.take_holes(0, self.span);
         let outcome = self.punch(&holes);
         self.settle(&holes, State::Hole);
         outcome
     }
 
-    /// Frames with memory, and those of them that nothing lives in.
+    /// Frames with memory, and those of them that could be used elsewhere.
     pub(super) fn counts(&self) -> (usize, usize) {
         let inner = self.inner.lock();
-        (inner.frames.warm(), inner.frames.spare())
+        let stuck = self.stands && inner.extents > 0;
+        (inner.frames.warm(), if stuck { 0 } else { inner.frames.spare() })
+    }
+
+    /// Whether its memory comes and goes as a whole.
+    pub(super) fn stands(&self) -> bool {
+        self.stands
     }
 
     /// Whether it holds no extents.
@@ -360,10 +394,12 @@ fn run(geometry: &Geometry, offset: u64, len: u64) -> Run {
 
 /// Entries of an allocator's table, of 32 bytes that are there from the start. A full table only means that the writer gets
 /// another arena, with four times as many: most of many clients need few, and who needs many has few arenas all the same.
-fn nodes(geometry: &Geometry, before: usize) -> u32 {
+fn nodes(geometry: &Geometry, span: u64, before: usize) -> u32 {
     const FIRST: u64 = 4 << 10;
     const MOST: RangeInclusive<u64> = 64 << 10..=512 << 10;
-    let most = (geometry.pool >> 18).clamp(*MOST.start(), *MOST.end());
+    // No more than there can be blocks, which are longer than a slot, and gaps between them.
+    let blocks = (span / SLOT_MAX + 1) * 2;
+    let most = (geometry.pool >> 18).clamp(*MOST.start(), *MOST.end()).min(blocks);
     let wanted = FIRST.checked_shl(2 * before.min(16) as u32).unwrap_or(most);
     wanted.min(most) as u32
 }

@@ -83,6 +83,14 @@ impl Geometry {
         Ok(Self { pool, frame, unit, span })
     }
 
+    /// Bytes of an arena that stands, and is to have room for `len` bytes: what they need, and enough for many small values.
+    /// With a step for each eighth of a doubling, so that values of all sizes share a few dozen arenas.
+    pub(super) fn standing_span(&self, len: u64) -> u64 {
+        let least = (self.pool >> 6).clamp(4 * self.frame, 64 * MIB);
+        let need = u64::from(self.units(self.shape(len).footprint().max(SLAB), self.frame)) * self.unit;
+        need.max(least).next_multiple_of(self.frame)
+    }
+
     /// Frames of the whole budget.
     pub(super) fn budget(&self) -> u64 {
         self.pool / self.frame

@@ -15,6 +15,10 @@
 //! When a writer ends, its arenas wait, still warm, for the next one. Of those without a value only a few wait, however many
 //! writers there were at once: the memory of small ones is moved together and populated anew before it is wanted.
 //!
+//! In a *standing* pool an arena is no longer than it needs to be, and has memory for all of it or for none: it loses it,
+//! whole, only when nothing lives in it. What knows its addresses, such as a transport that it is registered with, is
+//! attached to it, and let go before.
+//!
 //! Inside an arena an **extent** is what one value lies in: a slot of a *slab* for up to 4 KiB, else a block of the
 //! arena's allocator. A **`Grant`** owns an extent while it is written; dropping it gives the memory back.
 //! `Space::commit` turns it into an **`Object`** under a key, in one step, so that nothing half-written is ever
@@ -129,12 +133,15 @@ pub struct Config {
     pub quotas: Vec<(String, u64)>,
     /// Which pages to use.
     pub pages: Pages,
+    /// Whether the memory of an arena stays where it is while any value lies in it, as it must where it is registered with
+    /// something that keeps to the pages. It then moves in larger pieces, so that less of it may be had at once.
+    pub standing: bool,
 }
 
 impl Config {
     /// A pool of this size, with eviction, without quotas, on normal pages.
     pub fn new(pool: u64) -> Self {
-        Self { pool, evict: true, quotas: Vec::new(), pages: Pages::Normal }
+        Self { pool, evict: true, quotas: Vec::new(), pages: Pages::Normal, standing: false }
     }
 }
 
@@ -207,7 +214,7 @@ impl Store {
                 return Err(refuse("is given twice"));
             }
         }
-        let pool = Pool::open(config.pool, config.pages, progress)?;
+        let pool = Pool::open(config.pool, config.pages, config.standing, progress)?;
         let common = Account::new(left + (pool.geometry().pool - config.pool));
         let shared = Shared {
             pool,
@@ -219,6 +226,12 @@ impl Store {
             catalog: OnceLock::new(),
         };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Whether it was opened as [`Config::standing`] says.
+    #[cfg(feature = "mooncake")]
+    pub(crate) fn is_standing(&self) -> bool {
+        self.shared.pool.is_standing()
     }
 
     /// A new writer, without arenas yet.

@@ -53,6 +53,8 @@ pub(super) struct Pool {
     page: u64,
     /// How long it took to reserve and touch the whole budget.
     reserved_in: Duration,
+    /// Whether arenas that writers get stand.
+    standing: bool,
     /// Frames of the budget that no arena has. Held while frames move between arenas, so that of two writers who
     /// want the last frames one gets all it needs, instead of each a part.
     spare: Mutex<u64>,
@@ -63,10 +65,16 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// Reserves the whole budget. It is all in the first arena, which waits for its first writer.
-    pub(super) fn open(size: u64, pages: Pages, mut progress: impl FnMut(u64, u64)) -> Result<Self> {
+    /// Reserves the whole budget. It is all in the first arena, which waits for its first writer; in a `standing` pool it is
+    /// nobody's, and others get their memory from it.
+    pub(super) fn open(
+        size: u64,
+        pages: Pages,
+        standing: bool,
+        mut progress: impl FnMut(u64, u64),
+    ) -> Result<Self> {
         let start = Instant::now();
-        let mut reserve = |huge| reserve(size, huge, &mut progress);
+        let mut reserve = |huge| reserve(size, huge, standing, &mut progress);
         let (geometry, huge, first) = match pages {
             Pages::Normal => reserve(false)?,
             Pages::HugeRequired => reserve(true).map_err(supply)?,
@@ -80,6 +88,7 @@ impl Pool {
             huge,
             page: first.page()?,
             reserved_in: start.elapsed(),
+            standing,
             spare: Mutex::new(0),
             arenas: Mutex::new(vec![first]),
             next: AtomicU32::new(1),
@@ -89,6 +98,12 @@ impl Pool {
 
     pub(super) fn geometry(&self) -> &Geometry {
         &self.geometry
+    }
+
+    /// Whether arenas that writers get stand.
+    #[cfg(feature = "mooncake")]
+    pub(super) fn is_standing(&self) -> bool {
+        self.standing
     }
 
     /// Bytes of a page.
@@ -119,12 +134,12 @@ impl Pool {
         (arenas.len() as u64, warm, spare)
     }
 
-    /// An arena with room for `len` bytes for an owner that has `before` arenas: the idle one with the most warm memory to
-    /// spare, else a new one.
+    /// An arena with room for `len` bytes for an owner that has `before` arenas: the smallest idle one, of those as small the
+    /// one with the most warm memory to spare, else a new one.
     pub(super) fn acquire(&self, len: u64, start: Start, before: usize) -> Result<(Arc<Arena>, Carved)> {
         let mut arenas = self.arenas.lock();
         let mut idle: Vec<_> = arenas.iter().filter(|arena| !arena.is_owned()).cloned().collect();
-        idle.sort_by_cached_key(|arena| std::cmp::Reverse(arena.counts().1));
+        idle.sort_by_cached_key(|arena| (arena.virtual_len(), std::cmp::Reverse(arena.counts().1)));
         for arena in idle {
             if let Some(carved) = arena.carve(len, start) {
                 arena.set_owned(true);
@@ -132,7 +147,8 @@ impl Pool {
             }
         }
         let id = ArenaId(self.next.fetch_add(1, Ordering::Relaxed));
-        let arena = Arc::new(Arena::new(id, self.geometry, self.huge, before)?);
+        let span = if self.standing { self.geometry.standing_span(len) } else { self.geometry.span };
+        let arena = Arc::new(Arena::new(id, self.geometry, span, self.standing, self.huge, before)?);
         let carved =
             arena.carve(len, start).ok_or(Error::TooLarge { size: len, limit: self.geometry.pool })?;
         arena.set_owned(true);
@@ -207,7 +223,7 @@ impl Pool {
     /// the others. Marks none where there are not enough, so that no warm memory is lost for nothing.
     fn harvest(&self, own: &Arc<Arena>, want: u64) -> Result<Harvest, Refused> {
         let mut arenas = self.snapshot();
-        arenas.sort_by_key(|arena| (arena.is_owned(), !Arc::ptr_eq(arena, own)));
+        arenas.sort_by_key(|arena| (arena.stands(), arena.is_owned(), !Arc::ptr_eq(arena, own)));
         let mut left = want;
         let mut taken = Vec::new();
         for arena in &arenas {
@@ -216,7 +232,7 @@ impl Pool {
             }
             let runs = arena.take_spare(usize::try_from(left).unwrap_or(usize::MAX));
             if !runs.is_empty() {
-                left -= frames_in(&runs);
+                left = left.saturating_sub(frames_in(&runs));
                 taken.push((Arc::clone(arena), runs));
             }
         }
@@ -241,7 +257,8 @@ impl Pool {
     /// Moves the memory of small arenas that wait for a writer together, so that no more of them stay than a few, however
     /// many writers there were at once. It is populated anew right away: the next writer finds it ready.
     fn gather(&self) {
-        while !self.ends.load(Ordering::Relaxed)
+        while !self.standing
+            && !self.ends.load(Ordering::Relaxed)
             && let Some((from, to)) = self.least_and_most()
         {
             let moved = {
@@ -310,6 +327,7 @@ impl Pool {
 fn reserve(
     size: u64,
     huge: bool,
+    standing: bool,
     progress: &mut impl FnMut(u64, u64),
 ) -> Result<(Geometry, bool, Arc<Arena>)> {
     let geometry = Geometry::new(size, if huge { HUGE } else { rustix::param::page_size() as u64 })?;
@@ -317,7 +335,9 @@ fn reserve(
     if geometry.pool > available {
         return Err(Error::OutOfMemory { asked: geometry.pool, available });
     }
-    let arena = Arena::new(ArenaId(0), geometry, huge, usize::MAX)?;
+    let span = if standing { geometry.pool } else { geometry.span };
+    let arena = Arena::new(ArenaId(0), geometry, span, false, huge, usize::MAX)?;
+    arena.set_owned(standing);
     let all = arena.take_holes(0, geometry.pool);
     fill(&arena, &geometry, progress)?;
     arena.settle(&all, State::Warm);

@@ -367,7 +367,16 @@ fn eight_threads_that_put_one_key_store_it_once() {
 
 #[test]
 fn threads_of_one_writer_and_of_several_share_a_pool_under_pressure() {
-    let store = open(16, true);
+    share_under_pressure(open(16, true), 16, 6 * 300 * 9 / 10);
+}
+
+/// With more memory, because less of it moves at once.
+#[test]
+fn threads_of_one_writer_and_of_several_share_a_standing_pool_under_pressure() {
+    share_under_pressure(open_standing(40), 40, 6 * 300 / 2);
+}
+
+fn share_under_pressure(store: Store, frames: u64, enough: u64) {
     let (shared, space, stored) = (store.writer(), store.space("").unwrap(), AtomicU64::new(0));
     thread::scope(|scope| {
         for t in 0..6u64 {
@@ -387,12 +396,13 @@ fn threads_of_one_writer_and_of_several_share_a_pool_under_pressure() {
                     if let Some(object) = space.hold(&key) {
                         assert_eq!(bytes_of(&object), bytes);
                     }
-                    assert!(store.stat().populated <= 16 * FRAME);
+                    assert!(store.stat().populated <= frames * FRAME);
                 }
             });
         }
     });
-    assert!(stored.into_inner() > 6 * 300 * 9 / 10);
+    let stored = stored.into_inner();
+    assert!(stored > enough, "{stored} of {}", 6 * 300);
     space.clear();
     let stat = store.stat();
     assert_eq!((stat.used, stat.granted, stat.free), (0, 0, stat.pool));
@@ -785,7 +795,7 @@ fn an_arena_of_a_pool_of_64_gib_is_divided_without_gaps_or_overlaps() {
     const GIB: u64 = 1 << 30;
     let geometry = Geometry::new(64 * GIB, 4096).unwrap();
     assert_eq!((geometry.pool, geometry.span), (64 * GIB, 256 * GIB));
-    let arena = Arena::new(ArenaId(0), geometry, false, usize::MAX).unwrap();
+    let arena = Arena::new(ArenaId(0), geometry, geometry.span, false, false, usize::MAX).unwrap();
     let mut random = noise(64);
     let (mut taken, mut extents) = (0, BTreeMap::new());
     // Up to 2 GiB, mostly small, until the budget would be used up.
@@ -1026,4 +1036,70 @@ fn memory_that_a_writer_took_beyond_its_grants_is_taken_back_when_it_ends() {
     drop(grant);
     drop(writer);
     assert_eq!(taken(), before);
+}
+
+fn open_standing(frames: u64) -> Store {
+    Store::open(Config { standing: true, ..Config::new(frames * FRAME) }, |_, _| ()).unwrap()
+}
+
+#[cfg(feature = "mooncake")]
+#[test]
+fn in_a_standing_pool_memory_moves_as_a_whole_and_only_after_what_is_attached_to_it_is_let_go() {
+    struct LetGo(Arc<AtomicU64>);
+    impl Drop for LetGo {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let store = open_standing(64);
+    let (one, two, space) = (store.writer(), store.writer(), store.space("").unwrap());
+    let value = |writer: &Writer, len: u64| -> Result<(Arc<Object>, Arc<AtomicU64>)> {
+        let mut grant = writer.reserve(&space, len)?;
+        grant.write(0, &pattern(len, len))?;
+        let object = space.without_key(grant, len, &[])?;
+        let gone = Arc::new(AtomicU64::new(0));
+        object.arena().attach(|region| {
+            assert_eq!(region.len as u64, object.arena().virtual_len());
+            // As a transport does that pins it.
+            assert!(object.arena().take_holes(0, 1).is_empty(), "all of it has memory");
+            Ok::<_, Error>(Box::new(LetGo(Arc::clone(&gone))) as _)
+        })?;
+        Ok((object, gone))
+    };
+    let gone = |gone: &AtomicU64| gone.load(Ordering::Relaxed);
+    let (small, small_gone) = value(&one, 100).unwrap();
+    let (large, large_gone) = value(&one, 32 * FRAME).unwrap();
+    assert_ne!(small.arena().id(), large.arena().id());
+    assert!(matches!(value(&two, 32 * FRAME), Err(Error::Full { .. })));
+    assert_eq!((gone(&small_gone), gone(&large_gone)), (0, 0), "while a value lies there");
+    assert_eq!(bytes_of(&large), pattern(32 * FRAME, 32 * FRAME));
+    drop(large);
+    assert_eq!(gone(&large_gone), 0, "nobody wants the memory");
+    let (other, other_gone) = value(&two, 32 * FRAME).unwrap();
+    assert_eq!((gone(&small_gone), gone(&large_gone), gone(&other_gone)), (0, 1, 0));
+    assert!(store.stat().populated <= store.stat().pool);
+    drop(other);
+    // And back again, to an arena that its owner has kept.
+    let (again, again_gone) = value(&one, 32 * FRAME).unwrap();
+    assert_eq!((gone(&other_gone), gone(&again_gone)), (1, 0));
+    assert_eq!(bytes_of(&small), pattern(100, 100));
+    // With the writers the arenas are idle, and still what they were.
+    drop((one, two, again));
+    assert_eq!(gone(&again_gone), 0);
+    drop((small, space, store));
+    assert_eq!((gone(&small_gone), gone(&again_gone)), (1, 1));
+}
+
+#[test]
+fn in_a_standing_pool_seven_eighths_of_it_can_be_one_value_and_many_writers_have_room() {
+    for frames in [64, 71, 100, 1000] {
+        let store = open_standing(frames);
+        let (writer, space) = (store.writer(), store.space("").unwrap());
+        put(&writer, &space, "large", frames * FRAME * 7 / 8 - FRAME).unwrap();
+        space.clear();
+        let Stat { pool, frame, .. } = store.stat();
+        let writers: Vec<Writer> = (0..pool / frame / 8).map(|_| store.writer()).collect();
+        let grants: Vec<_> = writers.iter().map(|writer| writer.reserve(&space, 70_000)).collect();
+        assert!(grants.iter().all(Result::is_ok), "{frames} frames, {} writers", writers.len());
+    }
 }

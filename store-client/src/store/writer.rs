@@ -147,7 +147,9 @@ impl Writer {
             return Ok(found);
         }
         let (arena, carved) = self.shared.pool.acquire(len, start, arenas.len())?;
-        arenas.push(Arc::clone(&arena));
+        // The smallest first: a small value does not keep a large arena's memory from moving.
+        let at = arenas.partition_point(|other| other.virtual_len() <= arena.virtual_len());
+        arenas.insert(at, Arc::clone(&arena));
         Ok(extent(&arena, &carved, len))
     }
 }

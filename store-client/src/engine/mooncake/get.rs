@@ -48,8 +48,11 @@ pub(super) fn heads<D: Device>(
 ) -> Vec<Result<Found<D>>> {
     let mut found = read_heads(session, names, deadline);
     for _ in 1..READS {
-        // Replaced while it was read, or no head at all: a second look tells.
-        let torn = |slot: &Result<Found<D>>| matches!(slot, Err(Error::Protocol { .. }));
+        // Replaced while it was read, or no head at all: a second look tells. What took too long may go faster now.
+        let torn = |slot: &Result<Found<D>>| match slot {
+            Err(Error::Mooncake(e)) => e.vendor_code() == Some(refusal::LEASE_EXPIRED),
+            other => matches!(other, Err(Error::Protocol { .. })),
+        };
         let again: Vec<usize> = (0..found.len()).filter(|&i| torn(&found[i])).collect();
         if again.is_empty() {
             break;
@@ -129,7 +132,18 @@ pub(super) unsafe fn bodies<D: Device, K: Send + 'static>(
     session.run("get", deadline, move |session, bound| {
         let (objects, keepers): (Vec<Object>, Vec<K>) = planned.into_iter().unzip();
         // SAFETY: the job owns the keepers; the caller promises the rest.
-        let got = unsafe { session.store().get(bound, &objects) };
+        let mut got = unsafe { session.store().get(bound, &objects) };
+        for _ in 1..READS {
+            let late = |got: &hal::Result<usize>| {
+                got.as_ref().is_err_and(|e| e.vendor_code() == Some(refusal::LEASE_EXPIRED))
+            };
+            let again: Vec<usize> = (0..got.len()).filter(|&i| late(&got[i])).collect();
+            let some: Vec<Object> = again.iter().map(|&i| objects[i].clone()).collect();
+            // SAFETY: as above.
+            for (i, answer) in again.into_iter().zip(unsafe { session.store().get(bound, &some) }) {
+                got[i] = answer;
+            }
+        }
         // Removed meanwhile, its place may have been another value's before the last byte was read.
         let names: Vec<CString> = objects.iter().map(|object| object.name.clone()).collect();
         let there = session.store().exist(bound, &names);

@@ -9,6 +9,8 @@ pub(crate) const BACKEND: &str = "mooncake";
 pub(crate) const NOT_FOUND: i32 = -704;
 /// Somebody's put of this name is under way.
 pub(crate) const NOT_READY: i64 = -703;
+/// The read took longer than Mooncake keeps a value for its reader, as on a machine that is very busy.
+pub(crate) const LEASE_EXPIRED: i64 = -707;
 /// Invalid parameters, which is also what a read into too little room is called.
 pub(crate) const TOO_SMALL: i64 = -600;
 /// No segment has room.
@@ -39,7 +41,7 @@ fn text(code: i64) -> &'static str {
         -704 => "object not found",
         -705 => "object exists",
         -706 => "object has a lease",
-        -707 => "lease expired",
+        LEASE_EXPIRED => "lease expired",
         -712..=-710 => "replica state",
         -714 => "replica is busy",
         TRANSFER => "transfer failed",
