@@ -1,5 +1,6 @@
 //! A node that keeps its values in a Mooncake cluster, as one client of it for all of its own: the real library, the real
-//! master, over TCP and in host memory. The CANN that the library wants to load is simulated; no NPU takes part.
+//! master, over TCP and in host memory, and once for Ascend. The CANN that the library wants to load is simulated; no NPU
+//! takes part.
 //!
 //! The light clients load no Mooncake: they are actors, and the test's own process. "Another host" is a process of the test
 //! that joins the cluster by itself, or another daemon.
@@ -12,12 +13,18 @@ use std::{
     time::{Duration, Instant},
 };
 
+use backend_ascend::AscendDevice;
 use backend_cpu::CpuDevice;
-use haulier::{Dtype, Error, Options, Put, StoreClient, Target, TensorRef, hal::DeviceExt};
+use haulier::{
+    Dtype, Error, Options, Put, StoreClient, Target, TensorRef,
+    hal::{DeviceExt, LogicalId},
+    node::{Node, NodeConfig},
+    store::{Config, Store},
+};
 use haulier_tests::{
     actor,
     mooncake::{SLOW, Trial, cluster, role, sign, wait_for_sign},
-    process::{Daemon, Serve, binary, wait_for},
+    process::{Daemon, Serve, binary, connect, private_dir, wait_for},
     world::{bytes, marked, seed_of},
 };
 
@@ -516,6 +523,53 @@ fn a_call_of_mooncakes_that_hangs_holds_up_no_other_client() {
     wait_for("all memory to be free again", || (free(&client) == before).then_some(()));
     trial.sign("done");
     trial.finish("holder", holder);
+}
+
+/// On a transport that needs each of its calls on a thread with the device's context, and all memory registered there. The
+/// node is in the test's process, because the command is built without Ascend.
+#[test]
+fn over_ascend_a_node_registers_on_its_device_and_serves_hosts_and_devices() {
+    const TEST: &str = "over_ascend_a_node_registers_on_its_device_and_serves_hosts_and_devices";
+    if role().is_some() {
+        let place = private_dir();
+        let device = AscendDevice::open(LogicalId(1)).unwrap();
+        let config = NodeConfig {
+            socket: place.path().join("node.sock"),
+            store: Store::open(Config { standing: true, ..Config::new(64 * MIB) }, |_, _| {}).unwrap(),
+            devices: vec![device],
+            metrics: None,
+            clients_max: 8,
+        };
+        let node =
+            Node::start_on_mooncake(config, &cluster(256 * MIB), device, Duration::from_secs(30)).unwrap();
+        let host = connect(node.socket(), Options::default()).unwrap();
+        let npu = StoreClient::connect(device, node.socket(), Options::default()).unwrap();
+        for round in 0..3 {
+            for len in SIZES {
+                let (key, value) = (format!("{round}/{len}"), bytes(round, len));
+                assert_eq!(host.put(&key, &value).unwrap(), Put::Stored);
+                assert_eq!(host.put(&key, &value).unwrap(), Put::AlreadyExists);
+                assert_eq!(*host.view(&key).unwrap(), value[..]);
+                if len > 0 {
+                    let mut buffer = device.buffer(len).unwrap();
+                    assert_eq!(npu.get_into(&key, &mut buffer).unwrap(), len as u64);
+                    assert!(npu.remove(&key).unwrap());
+                    assert_eq!(npu.put(&key, &buffer).unwrap(), Put::Stored);
+                    assert_eq!(host.get(&key).unwrap(), value);
+                }
+            }
+        }
+        drop((host, npu));
+        node.stop();
+        return;
+    }
+    let Some(trial) = Trial::new(TEST, "9.0.0", "ascend") else { return };
+    let calls = trial.run("node").calls;
+    let transport = || calls.iter().filter(|call| call.function.starts_with("adxl_"));
+    assert!(transport().any(|call| call.function == "adxl_RegisterMem"));
+    let elsewhere: Vec<_> =
+        transport().filter(|call| call.device.is_some_and(|device| device != 1)).collect();
+    assert!(elsewhere.is_empty(), "{elsewhere:?}");
 }
 
 /// A safetensors file with one tensor of each of these lengths.
