@@ -1,9 +1,10 @@
-//! Writing: the body of a larger value first, then its head, which makes it visible.
+//! Writing: the body of a larger value, and its head, which makes it visible and becomes so after it.
 //!
 //! Mooncake keeps what is there and says that all went well. So each put carries an id of its own, and the head is read
-//! back: whose id is in it has stored the value, also where many put the same key at once.
+//! back: whose id is in it has stored the value, also where many put the same key at once. That look is the price of an
+//! exact answer. What was there before is asked only where moving the bytes in vain would cost more than the question.
 
-use std::{collections::HashSet, ffi::CString, sync::Arc, thread, time::Duration};
+use std::{collections::HashSet, ffi::CString, mem, sync::Arc, thread, time::Duration};
 
 use hal::{Bound, Deadline, Device, Region};
 
@@ -12,6 +13,7 @@ use super::{
     ffi::{Object, Store},
     get,
     head::{self, INLINE_MAX, Id},
+    names::Names,
     refusal,
     session::Session,
     staging::Block,
@@ -28,6 +30,9 @@ const PATIENCE: [u64; 5] = [5, 20, 80, 200, 400];
 
 /// The longest pause before it is looked again whether another client's put has ended.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
+
+/// The longest value that is put without a question before: moving so much costs about as much as some of them.
+const UNASKED_MAX: usize = 1 << 20;
 
 /// A value that is to be put.
 pub(super) trait Source<D: Device> {
@@ -92,7 +97,7 @@ impl<D: Device> Source<D> for FromSlot<'_, D> {
 /// One value on its way.
 struct Item<D: Device> {
     slot: usize,
-    id: Id,
+    key: String,
     head: CString,
     /// The head, and as much again for what is read back.
     block: Block<D>,
@@ -128,15 +133,53 @@ impl<D: Device> MooncakeEngine<D> {
         // A key that comes again is put after this one.
         let mut seen = HashSet::new();
         let most = sources.iter().take(session.heads_at_once());
-        let sources = &sources[..most.take_while(|source| seen.insert(source.key())).count()];
-        let olds = self.olds(&session, sources, mode, deadline);
-        let mut verdicts: Vec<Result<Put>> = Vec::with_capacity(sources.len());
+        let sources: Vec<&S> = most.take_while(|source| seen.insert(source.key())).collect();
+        let ask: Vec<usize> =
+            (0..sources.len()).filter(|&i| mode == Mode::Upsert || sources[i].len() > UNASKED_MAX).collect();
+        let about: Vec<&S> = ask.iter().map(|&i| sources[i]).collect();
+        let mut olds: Vec<Result<Old>> = sources.iter().map(|_| Ok(Old::default())).collect();
+        for (i, old) in ask.into_iter().zip(self.olds(&session, &about, mode, deadline)) {
+            olds[i] = old;
+        }
+        let verdicts = self.put_once(&session, &sources, olds, mode, deadline)?;
+
+        // Those whose key has what may be the head of an evicted value: rare enough to begin anew.
+        let unknown = sources.iter().zip(&verdicts).filter(|(_, put)| matches!(put, Ok(None)));
+        let again: Vec<&S> = unknown.map(|(source, _)| *source).collect();
+        let mut second = Vec::new();
+        while second.len() < again.len() {
+            let rest = &again[second.len()..];
+            let olds = self.olds(&session, rest, mode, deadline);
+            second.extend(self.put_once(&session, rest, olds, mode, deadline)?);
+        }
+        let mut second = second.into_iter();
+        let settled = |put: Result<Option<Put>>| match put {
+            // Twice another's: that one is alive.
+            Ok(None) => {
+                second.next().map_or(Ok(None), |put| put).map(|put| put.unwrap_or(Put::AlreadyExists))
+            }
+            put => put.map(|put| put.unwrap_or(Put::AlreadyExists)),
+        };
+        Ok(verdicts.into_iter().map(settled).collect())
+    }
+
+    /// Stores the first of these values, as many as staging has room for. `None` where the key has another's head, and it
+    /// is not known whether its value is still there.
+    fn put_once<S: Source<D>>(
+        &self,
+        session: &Arc<Session<D>>,
+        sources: &[&S],
+        olds: Vec<Result<Old>>,
+        mode: Mode,
+        deadline: Deadline,
+    ) -> Result<Vec<Result<Option<Put>>>> {
+        let mut verdicts: Vec<Result<Option<Put>>> = Vec::with_capacity(sources.len());
         let mut items: Vec<Item<D>> = Vec::new();
         for (i, (source, old)) in sources.iter().zip(olds).enumerate() {
             let old = match old {
                 Ok(old) if old.alive && mode == Mode::Put => {
                     source.passed();
-                    verdicts.push(Ok(Put::AlreadyExists));
+                    verdicts.push(Ok(Some(Put::AlreadyExists)));
                     continue;
                 }
                 Ok(old) => old,
@@ -145,10 +188,10 @@ impl<D: Device> MooncakeEngine<D> {
                     continue;
                 }
             };
-            match self.stage(&session, source, i, old, items.is_empty(), deadline) {
+            match self.stage(session, *source, i, old, items.is_empty(), deadline) {
                 Ok(Some(item)) => {
                     // Until the job has answered.
-                    verdicts.push(Ok(Put::Stored));
+                    verdicts.push(Ok(None));
                     items.push(item);
                 }
                 Ok(None) => break,
@@ -161,11 +204,13 @@ impl<D: Device> MooncakeEngine<D> {
         let indices: Vec<usize> = items.iter().map(|item| item.slot).collect();
         let directs: Vec<bool> =
             items.iter().map(|item| item.body.as_ref().is_some_and(|(_, way)| way.is_direct())).collect();
-        let sent = session
-            .run("put", deadline, move |session, bound| send(session.store(), bound, items, mode, deadline));
+        let names = self.names.clone();
+        let sent = session.run("put", deadline, move |session, bound| {
+            send(session.store(), bound, &names, items, mode, deadline)
+        });
         let sent = sent.unwrap_or_else(|e| indices.iter().map(|_| Err(e.clone())).collect());
         for ((i, direct), verdict) in indices.into_iter().zip(directs).zip(sent) {
-            if matches!(verdict, Ok(Put::Stored | Put::Replaced)) {
+            if matches!(verdict, Ok(Some(Put::Stored | Put::Replaced))) {
                 session.counters.puts[usize::from(direct)].count(sources[i].len() as u64);
             }
             if direct && verdict.is_ok() {
@@ -180,11 +225,11 @@ impl<D: Device> MooncakeEngine<D> {
     fn olds<S: Source<D>>(
         &self,
         session: &Arc<Session<D>>,
-        sources: &[S],
+        sources: &[&S],
         mode: Mode,
         deadline: Deadline,
     ) -> Vec<Result<Old>> {
-        let keys: Vec<&str> = sources.iter().map(Source::key).collect();
+        let keys: Vec<&str> = sources.iter().map(|source| source.key()).collect();
         let heads = |keys: &[&str]| keys.iter().map(|key| self.names.head(key)).collect::<Vec<_>>();
         let mut olds: Vec<Result<Old>> = get::exist(session, heads(&keys), deadline)
             .into_iter()
@@ -245,104 +290,116 @@ impl<D: Device> MooncakeEngine<D> {
             source.copy_in(block.region().part(head_len - len, len)?)?;
         }
         head::write(&mut block.bytes_mut()[..head_len], id, len, meta);
-        Ok(Some(Item { slot: index, id, head: self.names.head(source.key()), block, body, old }))
+        let key = source.key().to_owned();
+        Ok(Some(Item { slot: index, head: self.names.head(&key), key, block, body, old }))
     }
 }
 
-/// Runs on a worker, and owns all that it touches.
+/// Runs on a worker, and owns all that it touches. `None` as in [`MooncakeEngine::put_once`].
 fn send<D: Device>(
     store: &Store,
     bound: &Bound<'_, D>,
+    names: &Names,
     items: Vec<Item<D>>,
     mode: Mode,
     deadline: Deadline,
-) -> Vec<Result<Put>> {
-    let mut verdicts: Vec<Result<Put>> = items.iter().map(|_| Ok(Put::Stored)).collect();
-    let go_on = |verdicts: &[Result<Put>]| {
-        (0..verdicts.len()).filter(|&i| verdicts[i].is_ok()).collect::<Vec<usize>>()
-    };
-
-    let with_body: Vec<usize> = (0..items.len()).filter(|&i| items[i].body.is_some()).collect();
-    let bodies: Vec<Object> =
-        items.iter().filter_map(|item| item.body.as_ref()).map(|(object, _)| object.clone()).collect();
-    for (i, sent) in with_body.into_iter().zip(put_patiently(store, bound, &bodies, deadline)) {
-        if let Err(e) = sent {
-            verdicts[i] = Err(refusal::error(e));
-        }
-    }
-
-    for i in go_on(&verdicts) {
-        if items[i].old.head
-            && let Err(e) = store.remove(bound, &items[i].head)
-        {
-            verdicts[i] = Err(refusal::error(e));
-        }
-    }
-    let object = |i: &usize, at: usize| {
-        let item: &Item<D> = &items[*i];
+) -> Vec<Result<Option<Put>>> {
+    let mut verdicts: Vec<Result<Option<Put>>> = items.iter().map(|_| Ok(None)).collect();
+    let object = |i: usize, at: usize| {
+        let item: &Item<D> = &items[i];
         Object { name: item.head.clone(), addr: item.block.region().addr + at, len: item.head_len() }
     };
-    let mut todo = go_on(&verdicts);
+
+    // Each body before its head: in this order Mooncake makes them visible. Where an old head has to go first, it does
+    // when the new body is there.
+    let mut objects: Vec<(usize, Object)> = Vec::new();
+    for (i, item) in items.iter().enumerate() {
+        let head = (!item.old.head).then(|| object(i, 0));
+        let body = item.body.iter().map(|(object, _)| object.clone());
+        objects.extend(body.chain(head).map(|object| (i, object)));
+    }
+    // Whose heads are to be read back.
+    let mut headed = vec![false; items.len()];
+    for ((i, object), sent) in objects.iter().zip(put_patiently(store, bound, &objects, deadline)) {
+        match sent {
+            Ok(()) => headed[*i] |= object.name == items[*i].head,
+            Err(e) => verdicts[*i] = Err(refusal::error(e)),
+        }
+    }
+
+    let mut later: Vec<usize> =
+        (0..items.len()).filter(|&i| items[i].old.head && verdicts[i].is_ok()).collect();
+    for &i in &later {
+        if let Err(e) = store.remove(bound, &items[i].head) {
+            verdicts[i] = Err(refusal::error(e));
+        }
+    }
+    later.retain(|&i| verdicts[i].is_ok());
     let mut pause = Duration::from_millis(1);
-    while !todo.is_empty() {
-        let heads: Vec<Object> = todo.iter().map(|i| object(i, 0)).collect();
-        for (i, sent) in todo.iter().zip(put_patiently(store, bound, &heads, deadline)) {
-            if let Err(e) = sent {
-                verdicts[*i] = Err(refusal::error(e));
+    loop {
+        let heads: Vec<(usize, Object)> = later.iter().map(|&i| (i, object(i, 0))).collect();
+        for (i, sent) in later.drain(..).zip(put_patiently(store, bound, &heads, deadline)) {
+            match sent {
+                Ok(()) => headed[i] = true,
+                Err(e) => verdicts[i] = Err(refusal::error(e)),
             }
         }
-        todo.retain(|&i| verdicts[i].is_ok());
-        let back: Vec<Object> = todo.iter().map(|i| object(i, items[*i].head_len())).collect();
+        let todo: Vec<usize> = (0..items.len()).filter(|&i| mem::take(&mut headed[i])).collect();
+        let back: Vec<Object> = todo.iter().map(|&i| object(i, items[i].head_len())).collect();
         // SAFETY: the blocks are this job's, and their second halves nobody else's.
         let back = unsafe { store.get(bound, &back) };
-        let mut again = Vec::new();
+        let mut bodies: Vec<(usize, CString)> = Vec::new();
         for (i, back) in todo.into_iter().zip(back) {
             let item = &items[i];
-            let ours = match back {
-                Ok(len) => {
-                    let back = &item.block.bytes()[item.head_len()..][..len];
-                    head::read(back).is_ok_and(|head| head.id == item.id)
-                }
-                // Another put's head, which is longer: Mooncake finds the room too small.
-                Err(e) if e.vendor_code() == Some(refusal::TOO_SMALL) => false,
-                // Another put is under way, which Mooncake let ours give way to. It may yet come to nothing.
-                Err(e) if e.vendor_code() == Some(refusal::NOT_READY) => {
-                    again.push(i);
-                    continue;
-                }
+            let done = if item.old.alive { Put::Replaced } else { Put::Stored };
+            let whose = match whose(item, back) {
+                Ok(whose) => whose,
                 Err(e) => {
-                    match refusal::error(e) {
-                        // Removed already.
-                        Error::NotFound => {}
-                        e => verdicts[i] = Err(e),
-                    }
+                    verdicts[i] = Err(e);
                     continue;
                 }
             };
-            verdicts[i] = Ok(match (mode, ours) {
-                (Mode::Put, true) => Put::Stored,
-                (Mode::Put, false) => Put::AlreadyExists,
-                // Where another upsert has replaced it already, it was there for a moment.
-                (Mode::Upsert, _) if item.old.alive => Put::Replaced,
-                (Mode::Upsert, _) => Put::Stored,
+            if verdicts[i].is_err() {
+                // Its body could not be stored.
+                discard(store, bound, (whose == Whose::Ours).then_some(&item.head));
+                continue;
+            }
+            verdicts[i] = Ok(match (whose, mode) {
+                (Whose::Ours, _) => Some(done),
+                (Whose::UnderWay, _) => {
+                    later.push(i);
+                    continue;
+                }
+                // Another upsert has replaced it already: it was there for a moment.
+                (_, Mode::Upsert) => Some(done),
+                (Whose::Small, Mode::Put) => Some(Put::AlreadyExists),
+                (Whose::Large(id), Mode::Put) => {
+                    bodies.push((i, names.body(&item.key, id)));
+                    None
+                }
+                (Whose::Longer, Mode::Put) => None,
             });
-            let gone = if ours {
-                item.old.body.as_ref()
-            } else {
-                item.body.as_ref().map(|(object, _)| &object.name)
-            };
-            discard(store, bound, gone);
+            let own = item.body.as_ref().map(|(object, _)| &object.name);
+            discard(store, bound, if whose == Whose::Ours { item.old.body.as_ref() } else { own });
         }
-        todo = again;
-        if !todo.is_empty() && deadline.left().is_some_and(|left| left <= pause) {
-            for i in todo.drain(..) {
+        let (owners, bodies): (Vec<usize>, Vec<CString>) = bodies.into_iter().unzip();
+        for (i, there) in owners.into_iter().zip(store.exist(bound, &bodies)) {
+            if matches!(there, Ok(true)) {
+                verdicts[i] = Ok(Some(Put::AlreadyExists));
+            }
+        }
+        if later.is_empty() {
+            break;
+        }
+        if deadline.left().is_some_and(|left| left <= pause) {
+            for i in later.drain(..) {
                 verdicts[i] =
                     Err(Error::Timeout { op: "waiting for another client's put of this key".into() });
             }
-        } else if !todo.is_empty() {
-            thread::sleep(pause);
-            pause = (2 * pause).min(PAUSE_MAX);
+            break;
         }
+        thread::sleep(pause);
+        pause = (2 * pause).min(PAUSE_MAX);
     }
     for (item, verdict) in items.iter().zip(&verdicts) {
         if verdict.is_err() {
@@ -352,28 +409,67 @@ fn send<D: Device>(
     verdicts
 }
 
-/// Stores objects, trying those again for which the master has yet to make room.
+/// Whose head a key has after a put.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Whose {
+    /// This put's; also where it was removed already.
+    Ours,
+    /// Another's, with its value, or something that is no value of Haulier's.
+    Small,
+    /// Another's, of a value whose body may have been evicted.
+    Large(Id),
+    /// Another's, which is longer than ours.
+    Longer,
+    /// That of a put that is under way, which Mooncake let ours give way to. It may yet come to nothing.
+    UnderWay,
+}
+
+/// Whose head was read back into an item's block.
+fn whose<D: Device>(item: &Item<D>, back: hal::Result<usize>) -> Result<Whose> {
+    let (own, room) = item.block.bytes().split_at(item.head_len());
+    match back {
+        Ok(len) if room[..len] == *own => Ok(Whose::Ours),
+        Ok(len) => Ok(match head::read(&room[..len]) {
+            Ok(head) if head.inline.is_none() => Whose::Large(head.id),
+            _ => Whose::Small,
+        }),
+        // Mooncake finds the room too small.
+        Err(e) if e.vendor_code() == Some(refusal::TOO_SMALL) => Ok(Whose::Longer),
+        Err(e) if e.vendor_code() == Some(refusal::NOT_READY) => Ok(Whose::UnderWay),
+        Err(e) => match refusal::error(e) {
+            Error::NotFound => Ok(Whose::Ours),
+            e => Err(e),
+        },
+    }
+}
+
+/// Stores objects, each of the item of this index, trying items again for which the master has yet to make room. Whole
+/// ones: what kept a head from being stored may have been what went to make room for the body.
 fn put_patiently<D: Device>(
     store: &Store,
     bound: &Bound<'_, D>,
-    objects: &[Object],
+    objects: &[(usize, Object)],
     deadline: Deadline,
 ) -> Vec<hal::Result<()>> {
-    // SAFETY: the objects' memory is their items', which the caller owns and nobody writes; what is read directly is kept
-    // registered and allocated by them.
-    let mut sent = unsafe { store.put(bound, objects) };
+    let put = |some: &[usize]| {
+        let some: Vec<Object> = some.iter().map(|&n| objects[n].1.clone()).collect();
+        // SAFETY: the objects' memory is their items', which the caller owns and nobody writes; what is read directly is
+        // kept registered and allocated by them.
+        unsafe { store.put(bound, &some) }
+    };
+    let mut sent = put(&(0..objects.len()).collect::<Vec<_>>());
     for pause in PATIENCE.map(Duration::from_millis) {
         let full =
             |sent: &hal::Result<()>| sent.as_ref().is_err_and(|e| e.vendor_code() == Some(refusal::NO_ROOM));
-        let again: Vec<usize> = (0..sent.len()).filter(|&i| full(&sent[i])).collect();
-        if again.is_empty() || deadline.left().is_some_and(|left| left <= pause) {
+        let items: HashSet<usize> =
+            (0..sent.len()).filter(|&n| full(&sent[n])).map(|n| objects[n].0).collect();
+        if items.is_empty() || deadline.left().is_some_and(|left| left <= pause) {
             break;
         }
         thread::sleep(pause);
-        let some: Vec<Object> = again.iter().map(|&i| objects[i].clone()).collect();
-        // SAFETY: as above.
-        for (i, answer) in again.into_iter().zip(unsafe { store.put(bound, &some) }) {
-            sent[i] = answer;
+        let again: Vec<usize> = (0..objects.len()).filter(|&n| items.contains(&objects[n].0)).collect();
+        for (n, answer) in again.iter().zip(put(&again)) {
+            sent[*n] = answer;
         }
     }
     sent
