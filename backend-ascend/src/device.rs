@@ -39,7 +39,9 @@ pub struct AscendPrevious(Context);
 /// bound, by one `aclrtSetDevice` on a thread of the backend's own, and is never reset: ACL counts the processes' users of
 /// a device, and a library cannot know that it is the last.
 ///
-/// A framework that gives `aclInit` a configuration, as torch_npu does, should do so before the first device is opened.
+/// A framework that gives `aclInit` a configuration, as torch_npu does, has to be first: import it before a device is first
+/// opened. ACL refuses a second initialisation, with 100002 where it is the same and 100000 where the configuration
+/// differs. The backend gives no configuration, and goes on where ACL has been initialised already.
 #[derive(Clone, Copy)]
 pub struct AscendDevice {
     system: &'static System,

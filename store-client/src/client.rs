@@ -117,7 +117,7 @@ impl<D: Device> StoreClient<D> {
     ///
     /// Mooncake is not like the other engines, and this is where it shows:
     /// - A put is write-once and its verdict exact: of many that put a key at once one is told [`Put::Stored`]. It costs a
-    ///   question before and a read after.
+    ///   read after, and above 1 MiB a question before.
     /// - An [`upsert`](Self::upsert) is **not atomic**: it removes and puts. A reader in between finds nothing, never half
     ///   of a value; and when the cluster fails in between, the old value is gone.
     /// - A read, and also [`exists`](Self::exists) and [`size`](Self::size), takes Mooncake's lease, which keeps a value from
