@@ -6,6 +6,7 @@
 //! its own.
 
 use std::{
+    collections::BTreeMap,
     env,
     ffi::OsStr,
     fs,
@@ -33,6 +34,8 @@ pub const LIBRARY: &str = "HAULIER_MOONCAKE";
 const ROLE: &str = "HAULIER_TEST_MOONCAKE_ROLE";
 const MASTER: &str = "HAULIER_TEST_MOONCAKE_MASTER";
 const PROTOCOL: &str = "HAULIER_TEST_MOONCAKE_PROTOCOL";
+/// Where the master tells its figures.
+const METRICS: &str = "HAULIER_TEST_MOONCAKE_METRICS";
 /// A folder where the processes of a trial leave each other signs.
 const SIGNS: &str = "HAULIER_TEST_MOONCAKE_SIGNS";
 
@@ -85,14 +88,7 @@ impl Master {
     /// # Panics
     /// Where it has none of this name.
     pub fn figure(&self, name: &str) -> u64 {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.metrics_port)).expect("the master listens");
-        let request = "GET /metrics HTTP/1.1\r\nHost: master\r\nConnection: close\r\n\r\n";
-        stream.write_all(request.as_bytes()).expect("the master reads");
-        stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a limit");
-        let mut text = Vec::new();
-        // It may keep the connection open: what came by then counts.
-        let _ = stream.read_to_end(&mut text);
-        let text = String::from_utf8_lossy(&text);
+        let text = figures(self.metrics_port);
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok());
         value.unwrap_or_else(|| panic!("the master does not tell {name}:\n{text}")) as u64
     }
@@ -207,6 +203,7 @@ impl Trial {
             .env(ascend::RELEASE, self.release)
             .env("HAULIER_SIM_LOG", self.logs.path())
             .env(MASTER, self.master.address())
+            .env(METRICS, self.master.metrics_port.to_string())
             .env(PROTOCOL, self.protocol)
             .env(SIGNS, self.signs.path())
             .envs(self.environment.iter().map(|(name, value)| (*name, value.as_str())));
@@ -342,6 +339,38 @@ impl Drop for Trial {
 /// The role of this process, where it has one.
 pub fn role() -> Option<String> {
     env::var(ROLE).ok()
+}
+
+/// What a master tells at its metrics port.
+fn figures(port: u16) -> String {
+    let mut master = TcpStream::connect(("127.0.0.1", port)).expect("the master tells its figures");
+    let request = b"GET /metrics HTTP/1.1\r\nHost: master\r\nConnection: close\r\n\r\n";
+    master.write_all(request).expect("a question");
+    master.set_read_timeout(Some(Duration::from_secs(10))).expect("a limit");
+    let mut text = Vec::new();
+    // It may keep the connection open: what came by then counts.
+    let _ = master.read_to_end(&mut text);
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// What clients have asked the master about values until now: how often, by kind.
+///
+/// # Panics
+/// Where this process has no role, or the master does not tell.
+pub fn asked() -> BTreeMap<String, u64> {
+    let port: u16 = env::var(METRICS).expect("the process has a role").parse().expect("a port");
+    let text = figures(port);
+    let counter = |line: &str| {
+        let (name, count) = line.strip_prefix("master_")?.split_once("_requests_total ")?;
+        // What else there is, heartbeats and the like, comes by itself.
+        let of_values =
+            ["put_", "exist_key", "replica_list", "remove"].iter().any(|kind| name.contains(kind));
+        let count = count.trim().parse().ok()?;
+        (of_values && count > 0).then(|| (name.to_owned(), count))
+    };
+    let counters: BTreeMap<String, u64> = text.lines().filter_map(counter).collect();
+    assert!(text.contains("master_ping_requests_total"), "{text}");
+    counters
 }
 
 /// Leaves a sign for the other processes of the trial.

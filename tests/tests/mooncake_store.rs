@@ -2,7 +2,7 @@
 //! runtime is simulated; no NPU takes part.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
@@ -15,7 +15,7 @@ use haulier::{
     hal::{Device, LogicalId},
 };
 use haulier_tests::{
-    mooncake::{Trial, cluster, role},
+    mooncake::{Trial, asked, cluster, role},
     world::{bytes, marked, seed_of},
 };
 
@@ -243,5 +243,64 @@ fn a_cluster_that_is_full_makes_room_and_says_so_where_it_cannot() {
     let Some(mut trial) = Trial::new(test, "9.0.0", "tcp") else { return };
     // Short leases: what was just put may go.
     trial.restart_master(&["-default_kv_lease_ttl", "100"]);
+    trial.run("client");
+}
+
+/// How often the master is asked by `call`, by kind.
+fn questions(call: impl FnOnce()) -> BTreeMap<String, u64> {
+    let before = asked();
+    call();
+    let mut after = asked();
+    for (name, count) in before {
+        after.entry(name).and_modify(|after| *after -= count);
+    }
+    after.retain(|_, count| *count > 0);
+    after
+}
+
+/// Each question is a round trip to another host.
+fn few_questions() {
+    let client =
+        StoreClient::mooncake(CpuDevice::open().unwrap(), &cluster(64 * MIB), Options::default()).unwrap();
+    let of = |kinds: &[&str]| kinds.iter().map(|kind| (kind.to_string(), 1)).collect::<BTreeMap<_, _>>();
+    let (start, end, look) = ("batch_put_start", "batch_put_end", "batch_get_replica_list");
+    for (key, len, before) in
+        [("small", 4096, &[][..]), ("large", 1 << 20, &[]), ("huge", 2 << 20, &["exist_key"])]
+    {
+        let value = bytes(1, len);
+        let put = questions(|| assert_eq!(client.put(key, &value).unwrap(), Put::Stored));
+        assert_eq!(put, of(&[before, &[start, end, look]].concat()), "{key}");
+    }
+    let values: Vec<Vec<u8>> = (0..50).map(|n| bytes(n, if n % 2 == 0 { 100 } else { 100_000 })).collect();
+    let keys: Vec<String> = (0..50).map(|n| format!("batch/{n}")).collect();
+    let items = keys.iter().zip(&values).map(|(key, value)| (key.as_str(), value.into())).collect();
+    let put = questions(|| {
+        client.batch_put(items).into_iter().for_each(|put| assert_eq!(put.unwrap(), Put::Stored))
+    });
+    assert_eq!(put, of(&[start, end, look]));
+
+    let get = |key| questions(|| drop(client.get(key).unwrap()));
+    assert_eq!(get("small"), of(&[look]));
+    let mut large = of(&["exist_key"]);
+    large.insert(look.into(), 2);
+    assert_eq!(get("large"), large);
+    // Nothing is moved in vain.
+    let other = bytes(2, 4096);
+    let again = questions(|| assert_eq!(client.put("small", &other).unwrap(), Put::AlreadyExists));
+    assert_eq!(again, of(&[start, look]));
+    // What is there is longer, and has to be looked at again.
+    assert_eq!(client.put("small", &other[..9]).unwrap(), Put::AlreadyExists);
+    assert_eq!(client.put("large", &other[..9]).unwrap(), Put::AlreadyExists);
+    assert_eq!(client.put("large", &bytes(2, 100_000)).unwrap(), Put::AlreadyExists);
+    assert_eq!(client.get("large").unwrap(), bytes(1, 1 << 20));
+}
+
+#[test]
+fn a_put_asks_the_master_three_times_and_a_get_of_a_small_value_once() {
+    if role().is_some() {
+        return few_questions();
+    }
+    let test = "a_put_asks_the_master_three_times_and_a_get_of_a_small_value_once";
+    let Some(trial) = Trial::new(test, "9.0.0", "tcp") else { return };
     trial.run("client");
 }
