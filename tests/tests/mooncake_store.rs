@@ -3,6 +3,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ffi::{CString, c_char, c_int, c_void},
+    ptr,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
@@ -15,7 +17,7 @@ use haulier::{
     hal::{Device, LogicalId},
 };
 use haulier_tests::{
-    mooncake::{Trial, asked, cluster, role},
+    mooncake::{Raw, Trial, asked, cluster, role},
     world::{bytes, marked, seed_of},
 };
 
@@ -301,6 +303,71 @@ fn a_put_asks_the_master_three_times_and_a_get_of_a_small_value_once() {
         return few_questions();
     }
     let test = "a_put_asks_the_master_three_times_and_a_get_of_a_small_value_once";
+    let Some(trial) = Trial::new(test, "9.0.0", "tcp") else { return };
+    trial.run("client");
+}
+
+/// Removes every body, as an eviction does that finds no head.
+fn lose_bodies() {
+    type Setup = unsafe extern "C" fn(
+        *mut c_void,
+        *const c_char,
+        *const c_char,
+        u64,
+        u64,
+        *const c_char,
+        *const c_char,
+        *const c_char,
+    ) -> c_int;
+    type Remove = unsafe extern "C" fn(*mut c_void, *const c_char, c_int) -> i64;
+    let raw = Raw::load();
+    // SAFETY: the types are those of the ABI.
+    let (create, setup, remove, destroy) = unsafe {
+        (
+            raw.function::<unsafe extern "C" fn() -> *mut c_void>("mooncake_store_create"),
+            raw.function::<Setup>("mooncake_store_setup"),
+            raw.function::<Remove>("mooncake_store_remove_by_regex"),
+            raw.function::<unsafe extern "C" fn(*mut c_void)>("mooncake_store_destroy"),
+        )
+    };
+    let master = CString::new(cluster(0).master).unwrap();
+    let (host, metadata, tcp, none) =
+        (c"127.0.0.1".as_ptr(), c"P2PHANDSHAKE".as_ptr(), c"tcp".as_ptr(), c"".as_ptr());
+    // SAFETY: as the ABI wants it, and the texts live for the calls.
+    unsafe {
+        let store = create();
+        assert_ne!(store, ptr::null_mut());
+        assert_eq!(setup(store, host, metadata, 0, MIB, tcp, none, master.as_ptr()), 0);
+        assert!(remove(store, c"^haulier/b/".as_ptr(), 1) > 0, "there was none");
+        destroy(store);
+    }
+    // It is never unloaded: it has threads.
+    std::mem::forget(raw);
+}
+
+fn lost_bodies() {
+    let client =
+        StoreClient::mooncake(CpuDevice::open().unwrap(), &cluster(64 * MIB), Options::default()).unwrap();
+    // What is put next may have a body or none, a longer head or a shorter one, and be asked about before or not.
+    let first = bytes(1, 3 << 20);
+    for (n, len) in [100, 0, 100_000, 2 << 20].into_iter().enumerate() {
+        let (key, value) = (format!("k/{n}"), bytes(2, len));
+        client.put_tensor(&key, &TensorRef::new(Dtype::U8, &[3 << 20], &first).unwrap()).unwrap();
+        lose_bodies();
+        assert!(!client.exists(&key).unwrap());
+        assert!(matches!(client.get(&key), Err(Error::NotFound)));
+        assert_eq!(client.put(&key, &value).unwrap(), Put::Stored, "{len}");
+        assert_eq!(client.put(&key, &first).unwrap(), Put::AlreadyExists, "{len}");
+        assert_eq!(client.get(&key).unwrap(), value);
+    }
+}
+
+#[test]
+fn a_value_that_lost_its_body_is_gone_and_its_key_free() {
+    if role().is_some() {
+        return lost_bodies();
+    }
+    let test = "a_value_that_lost_its_body_is_gone_and_its_key_free";
     let Some(trial) = Trial::new(test, "9.0.0", "tcp") else { return };
     trial.run("client");
 }
