@@ -50,6 +50,17 @@ fn each(workload: &Path, operation: &str, times: u64) -> u64 {
     (instructions(workload, operation, 2 * times) - instructions(workload, operation, times)) / times
 }
 
+/// Were there anything that is gone through, or a tree, this would show it: there are 64 times as many values.
+#[test]
+fn a_put_takes_the_same_among_many_values_as_among_few() {
+    const FEW: u64 = 1000;
+    const MANY: u64 = 64 * FEW;
+    let workload = workload();
+    let (few, many) = (each(&workload, "fill", FEW), each(&workload, "fill", MANY));
+    println!("{few} instructions among {FEW} values and more, {many} among {MANY} and more");
+    assert!(many <= few + few / 20, "a put takes {many} instructions among {MANY} values, {few} among {FEW}");
+}
+
 #[test]
 fn small_operations_take_no_more_instructions_than_they_did() {
     let workload = workload();

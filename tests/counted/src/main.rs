@@ -27,6 +27,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let done = match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["--time", operation] => time(operation),
+        ["fill", values] => values.parse().ok().map(fill),
         [operation, times] => match times.parse() {
             Ok(times @ 0..=MOST) => run(operation, times),
             _ => None,
@@ -41,7 +42,8 @@ fn main() -> ExitCode {
         }
         None => {
             eprintln!(
-                "usage: haulier-counted [--time] put|get_into|view|batch_put|batch_get_into|memcpy [TIMES]"
+                "usage: haulier-counted [--time] put|get_into|view|batch_put|batch_get_into|memcpy [TIMES]\n       \
+                 haulier-counted fill VALUES"
             );
             ExitCode::from(2)
         }
@@ -98,6 +100,14 @@ impl Work {
         let keys: Vec<&str> = self.keys[..BATCH].iter().map(String::as_str).collect();
         self.client.batch_remove(&keys).into_iter().try_for_each(|slot| slot.map(drop))
     }
+}
+
+/// Puts so many small values into a store that has none.
+fn fill(values: u64) -> Result<()> {
+    let store = Store::open(Config::new((values * 64).max(1 << 20)), |_, _| ())?;
+    let options = Options { workers: 1, ..Options::default() };
+    let client = StoreClient::in_process(CpuDevice::open()?, store, options)?;
+    (0..values).try_for_each(|n| client.put(&format!("counted/{n:08}"), &[0x5a; 64]).map(drop))
 }
 
 /// Does one operation so many times; `None` where there is no such operation.
