@@ -48,7 +48,8 @@
 //! What counts against the pool and a quota is what a value takes up: rounded up by at most a quarter within a
 //! slab and an eighth beyond (at least to 64 bytes, the empty value too), and to whole frames from eight frames on. So the
 //! pool bounds the number of values, and with it the index, which has no limit of its own: a value takes some 150 bytes
-//! there beside its key.
+//! there beside its key. The table behind it doubles when it is full, and the put that makes it grow waits for that, as do all
+//! others of the namespace meanwhile: 5 ms from a hundred thousand keys on, 0.1 s from a million, 1 to 2 s from seven million.
 //!
 //! # Locks
 //!

@@ -752,7 +752,7 @@ fn memory_that_came_free_is_used_again_without_a_fault() {
                 (start, written) = (faults(), 0);
             }
             let len = (64 << (random() % 15)) + random() % 64;
-            while used + len > stat.pool / 2 {
+            while used + len > stat.pool / 10 * 7 {
                 let (key, len) = stored.swap_remove((random() % stored.len() as u64) as usize);
                 assert!(space.remove(&key.to_string()));
                 used -= len;
