@@ -14,6 +14,7 @@
 //! | [`run`] | the rounds |
 //! | [`network`] | a network of this process alone |
 //! | [`report`], [`chart`] | what comes out |
+//! | [`scale`] | many clients of Haulier's daemon at once |
 
 pub mod chart;
 pub mod child;
@@ -25,6 +26,7 @@ pub mod mooncake;
 pub mod network;
 pub mod report;
 pub mod run;
+pub mod scale;
 pub mod store;
 pub mod stores;
 pub mod worker;

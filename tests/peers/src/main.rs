@@ -25,6 +25,7 @@ use haulier_peers::{
     network,
     report::{About, Report, Subject},
     run::{Plan, run},
+    scale,
     store::{Here, Limits, Peer, Store},
     stores::{Fresh, HaulierHere, HaulierNode, Memcached, Memcpy, Redis},
     worker::{InWorker, Worker},
@@ -80,6 +81,10 @@ struct Args {
     #[arg(long, value_name = "FILE", env = "HAULIER_MOONCAKE", requires = "mooncake")]
     mooncake_library: Option<PathBuf>,
 
+    /// Instead, measure 1, 2, 8 and 32 processes that put and get 4 KiB through one daemon (scale.md, scale.json)
+    #[arg(long, conflicts_with = "mooncake")]
+    scale: bool,
+
     /// Sizes of values; the batches have 400 of 4KiB and 64 of 64KiB and run where that size is among them
     #[arg(
         long,
@@ -111,6 +116,7 @@ fn size(text: &str) -> std::result::Result<usize, String> {
 fn main() -> ExitCode {
     let done = match env::args().nth(1).as_deref() {
         Some("floor") => floor::serve(),
+        Some(scale::CLIENT) => scale::client(env::args().skip(2)),
         _ => compare(&Args::parse()),
     };
     match done {
@@ -127,15 +133,15 @@ fn compare(args: &Args) -> Result<()> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&interrupted)).during("watching for signals")?;
     }
+    if args.scale {
+        return measure_scale(args, &interrupted);
+    }
     let machine = Machine::here();
     let plan = plan(args);
     let most = plan.shapes.iter().map(|shape| shape.total()).max().unwrap_or(0);
     require_memory(most, args.bare)?;
     fs::create_dir_all(&args.out).during(args.out.display())?;
-    // A node serves in a directory of its user alone.
-    let private = fs::Permissions::from_mode(0o700);
-    let dir = tempfile::Builder::new().prefix("haulier-peers-").permissions(private).tempdir();
-    let dir = dir.during("a private directory")?;
+    let dir = private_dir()?;
 
     let start = Instant::now();
     let Field { mut peers, about, cluster } = match args.mooncake {
@@ -144,9 +150,7 @@ fn compare(args: &Args) -> Result<()> {
     };
     let mut last = None;
     let cells = run(&mut peers, &plan, |shape, round| {
-        if interrupted.load(Ordering::Relaxed) {
-            return Err(Failure("interrupted: nothing was written".into()));
-        }
+        go_on(&interrupted)?;
         if last != Some((shape, round)) {
             last = Some((shape, round));
             let what = if round == 0 { "checking bytes".into() } else { format!("round {round}") };
@@ -166,6 +170,44 @@ fn compare(args: &Args) -> Result<()> {
         .filter_map(|cell| Some(format!("{}, {}: {}", cell.op.label(), cell.shape, cell.failed.as_ref()?)))
         .collect();
     if ours.is_empty() { Ok(()) } else { Err(Failure::new("Haulier's own calls failed", ours.join("; "))) }
+}
+
+fn measure_scale(args: &Args, interrupted: &AtomicBool) -> Result<()> {
+    fs::create_dir_all(&args.out).during(args.out.display())?;
+    let dir = private_dir()?;
+    let (rounds, each) = if args.quick { (3, 500) } else { (5, 3000) };
+    let rounds = args.rounds.map_or(rounds, usize::from);
+    let each = Duration::from_millis(each);
+    let scale = scale::run(&haulier(args)?, dir.path(), rounds, each, |round, clients| {
+        eprintln!("round {}: {clients} clients", round + 1);
+        go_on(interrupted)
+    })?;
+    scale.write(&args.out)?;
+    println!("{}", scale.markdown());
+    eprintln!("written: scale.md and scale.json in {}", args.out.display());
+    Ok(())
+}
+
+fn go_on(interrupted: &AtomicBool) -> Result<()> {
+    match interrupted.load(Ordering::Relaxed) {
+        true => Err(Failure("interrupted: nothing was written".into())),
+        false => Ok(()),
+    }
+}
+
+/// A node serves in a directory of its user alone.
+fn private_dir() -> Result<tempfile::TempDir> {
+    let private = fs::Permissions::from_mode(0o700);
+    let dir = tempfile::Builder::new().prefix("haulier-peers-").permissions(private).tempdir();
+    dir.during("a private directory")
+}
+
+/// The `haulier` command.
+fn haulier(args: &Args) -> Result<PathBuf> {
+    match &args.haulier {
+        Some(path) => Ok(path.clone()),
+        None => Ok(env::current_exe().during("this program's own file")?.with_file_name("haulier")),
+    }
 }
 
 fn plan(args: &Args) -> Plan {
@@ -215,11 +257,7 @@ fn field(args: &Args, plan: &Plan, most: usize, dir: &Path) -> Result<Field> {
     }
 
     let pool = 2 * most + (256 << 20);
-    let haulier = match &args.haulier {
-        Some(path) => path.clone(),
-        None => env::current_exe().during("this program's own file")?.with_file_name("haulier"),
-    };
-    field.add(HaulierNode::start(&haulier, dir, pool))?;
+    field.add(HaulierNode::start(&haulier(args)?, dir, pool))?;
     field.add(HaulierHere::open(pool))?;
     if !args.bare {
         field.add_or_name("redis", "Redis over a Unix socket", Redis::start(dir, most));

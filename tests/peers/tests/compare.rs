@@ -174,3 +174,34 @@ fn the_engine_for_mooncake_is_measured_beside_mooncakes_own_client() {
         }
     }
 }
+
+/// How fast is the machine's business; that all numbers of clients are there, and each client got on, is ours.
+#[test]
+fn many_clients_at_once_are_measured() {
+    let out = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_haulier-compare"));
+    command.args(["--scale", "--quick", "--rounds", "1", "--out"]).arg(out.path());
+    command.arg("--haulier").arg(binary()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = Process::spawn(&mut command).unwrap().output();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let read = |name: &str| fs::read_to_string(out.path().join(name)).unwrap();
+    let report: Value = serde_json::from_str(&read("scale.json")).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|row| row["clients"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 8, 32]);
+    for row in rows {
+        assert!(
+            row["calls_per_s"].as_f64().unwrap() > 0.0 && row["fairness"].as_f64().unwrap() > 0.0,
+            "{row}"
+        );
+        for op in ["put", "get_into"] {
+            let of = |name: &str| row[op][name].as_f64().unwrap_or_else(|| panic!("{name} in {row}"));
+            assert!(
+                of("median_us") > 0.0 && of("median_us") <= of("p99_us") && of("p99_us") <= of("p999_us"),
+                "{row}"
+            );
+        }
+    }
+    let table = read("scale.md");
+    assert!(table.contains("| 32 | "), "{table}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim_end(), table.trim_end());
+}

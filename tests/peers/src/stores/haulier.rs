@@ -3,7 +3,7 @@
 use std::{
     hint::black_box,
     io::{BufRead, BufReader},
-    path::Path,
+    path::{Path, PathBuf},
     process::{ChildStdout, Command, Stdio},
 };
 
@@ -109,16 +109,15 @@ pub(crate) fn stored(put: haulier::Result<Put>) -> Result<()> {
     }
 }
 
-/// A client of a node daemon that was started for this.
-pub struct HaulierNode {
-    calls: Calls,
-    // Last: the client goes first.
+/// A node daemon that was started for this.
+pub struct Node {
+    socket: PathBuf,
     _stdout: BufReader<ChildStdout>,
     _server: Server,
 }
 
-impl HaulierNode {
-    /// Starts the command `haulier` with a pool of so many bytes, and connects to it.
+impl Node {
+    /// Starts the command `haulier` with a pool of so many bytes.
     pub fn start(haulier: &Path, dir: &Path, pool: usize) -> Result<Self> {
         let socket = dir.join("haulier.sock");
         let mut command = Command::new(haulier);
@@ -137,9 +136,32 @@ impl HaulierNode {
         if ready.is_empty() {
             return Err(server.last_words());
         }
-        let client =
-            StoreClient::connect(host()?, &socket, Options::default()).during("connecting to the node")?;
-        Ok(HaulierNode { calls: Calls::new(client), _stdout: stdout, _server: server })
+        Ok(Node { socket, _stdout: stdout, _server: server })
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+}
+
+/// A client, for host memory, of the node that serves at `socket`.
+pub fn connect(socket: &Path) -> Result<StoreClient<AnyDevice>> {
+    StoreClient::connect(host()?, socket, Options::default()).during("connecting to the node")
+}
+
+/// A client of a node daemon that was started for it.
+pub struct HaulierNode {
+    calls: Calls,
+    // Last: the client goes first.
+    _node: Node,
+}
+
+impl HaulierNode {
+    /// Starts the command `haulier` with a pool of so many bytes, and connects to it.
+    pub fn start(haulier: &Path, dir: &Path, pool: usize) -> Result<Self> {
+        let node = Node::start(haulier, dir, pool)?;
+        Ok(HaulierNode { calls: Calls::new(connect(node.socket())?), _node: node })
     }
 }
 

@@ -8,7 +8,7 @@ mod redis;
 
 pub(crate) use self::haulier::{Calls, host, stored};
 pub use self::{
-    haulier::{HaulierHere, HaulierNode},
+    haulier::{HaulierHere, HaulierNode, Node, connect},
     memcached::Memcached,
     memcpy::{Fresh, Memcpy},
     redis::Redis,
