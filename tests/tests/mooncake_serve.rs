@@ -291,7 +291,8 @@ fn many_light_clients_are_one_client_of_mooncakes_and_memory_is_registered_once(
     let client = daemon.client();
     let registered = counted(&client, "haulier_mooncake_registrations_total ");
     let arenas = client.stat().unwrap().arenas;
-    assert!(arenas >= 12, "each client writes memory of its own");
+    // Each client writes memory of its own, and there is the staging memory.
+    assert!(registered > 12, "{registered} registrations");
     assert!(registered <= 1 + arenas, "{registered} registrations of {arenas} arenas and the staging memory");
     let sockets = daemon.process.listens_at();
     (1..6).for_each(&mut round);
