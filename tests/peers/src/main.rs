@@ -77,8 +77,8 @@ struct Args {
     #[arg(long, conflicts_with = "bare")]
     mooncake: bool,
 
-    /// Mooncake's store library, beside which its programs lie
-    #[arg(long, value_name = "FILE", env = "HAULIER_MOONCAKE", requires = "mooncake")]
+    /// With --mooncake: its store library, beside which its programs lie
+    #[arg(long, value_name = "FILE", env = "HAULIER_MOONCAKE")]
     mooncake_library: Option<PathBuf>,
 
     /// Instead, measure 1, 2, 8 and 32 processes that put and get 4 KiB through one daemon (scale.md, scale.json)
