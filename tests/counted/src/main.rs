@@ -1,11 +1,14 @@
 //! A small workload whose instructions can be counted: `haulier-counted OPERATION TIMES` does the same thing TIMES times
 //! in one process, on one thread, with a store inside the process. See `tests/tests/instructions.rs`.
 //!
-//! With `--time` in place of a tool that counts, it says how many nanoseconds each took beside a memcpy.
+//! With `--node` the store is a node daemon's, which serves on threads of its own in the same process; the main thread is
+//! its client. With `--time` in place of a tool that counts, it says how many nanoseconds each took beside a memcpy.
 
 use std::{
     env,
+    fs::Permissions,
     hint::black_box,
+    os::unix::fs::PermissionsExt,
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -13,14 +16,16 @@ use std::{
 use backend_cpu::CpuDevice;
 use haulier::{
     Options, Result, StoreClient,
+    node::{Node, NodeConfig},
     store::{Config, Store},
 };
+use tempfile::TempDir;
 
 /// Bytes of a value.
 const VALUE: usize = 4 << 10;
 /// Values of a batch.
 const BATCH: usize = 400;
-/// The most times, so that every value has room.
+/// Keys, and the most times that one is put, so that every value has room.
 const MOST: usize = 2048;
 
 fn main() -> ExitCode {
@@ -28,10 +33,8 @@ fn main() -> ExitCode {
     let done = match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["--time", operation] => time(operation),
         ["fill", values] => values.parse().ok().map(fill),
-        [operation, times] => match times.parse() {
-            Ok(times @ 0..=MOST) => run(operation, times),
-            _ => None,
-        },
+        [operation, times] => run(Where::Here, operation, times),
+        ["--node", operation, times] => run(Where::Node, operation, times),
         _ => None,
     };
     match done {
@@ -42,7 +45,7 @@ fn main() -> ExitCode {
         }
         None => {
             eprintln!(
-                "usage: haulier-counted [--time] put|get_into|view|batch_put|batch_get_into|memcpy [TIMES]\n       \
+                "usage: haulier-counted [--time|--node] put|get_into|view|batch_put|batch_get_into|memcpy [TIMES]\n       \
                  haulier-counted fill VALUES"
             );
             ExitCode::from(2)
@@ -50,22 +53,48 @@ fn main() -> ExitCode {
     }
 }
 
+/// Who has the store.
+#[derive(Clone, Copy)]
+enum Where {
+    Here,
+    Node,
+}
+
 /// The workload's client and memory.
 struct Work {
     client: StoreClient<CpuDevice>,
+    // Ends after its client, and then its directory goes.
+    _node: Option<(Node, TempDir)>,
     keys: Vec<String>,
     source: Vec<u8>,
     target: Vec<u8>,
 }
 
 impl Work {
-    fn new() -> Result<Self> {
-        let store = Store::open(Config::new(64 << 20), |_, _| ())?;
+    fn new(place: Where) -> Result<Self> {
+        // A large pool has a large index, in which hardly any two keys are in each other's way.
+        let pool = match place {
+            Where::Here => 64 << 20,
+            Where::Node => 256 << 20,
+        };
+        let store = Store::open(Config::new(pool), |_, _| ())?;
         let options = Options { workers: 1, ..Options::default() };
-        let client = StoreClient::in_process(CpuDevice::open()?, store, options)?;
+        let device = CpuDevice::open()?;
+        let (client, node) = match place {
+            Where::Here => (StoreClient::in_process(device, store, options)?, None),
+            Where::Node => {
+                let dir = private_dir();
+                let socket = dir.path().join("node.sock");
+                let devices = vec![device.clone()];
+                let config =
+                    NodeConfig { socket: socket.clone(), store, devices, metrics: None, clients_max: 1 };
+                let node = Node::start(config)?;
+                (StoreClient::connect(device, socket, options)?, Some((node, dir)))
+            }
+        };
         let keys = (0..MOST).map(|n| format!("counted/{n:08}")).collect();
         let bytes = BATCH * VALUE;
-        Ok(Work { client, keys, source: vec![0x5a; bytes], target: vec![0x11; bytes] })
+        Ok(Work { client, _node: node, keys, source: vec![0x5a; bytes], target: vec![0x11; bytes] })
     }
 
     fn put(&self, n: usize) -> Result<()> {
@@ -110,13 +139,19 @@ fn fill(values: u64) -> Result<()> {
     (0..values).try_for_each(|n| client.put(&format!("counted/{n:08}"), &[0x5a; 64]).map(drop))
 }
 
-/// Does one operation so many times; `None` where there is no such operation.
-fn run(operation: &str, times: usize) -> Option<Result<()>> {
-    counted(operation, times).transpose()
+fn private_dir() -> TempDir {
+    let mut builder = tempfile::Builder::new();
+    builder.permissions(Permissions::from_mode(0o700)).tempdir().expect("a private directory")
 }
 
-fn counted(operation: &str, times: usize) -> Result<Option<()>> {
-    let mut work = Work::new()?;
+/// Does one operation so many times; `None` where there is no such operation.
+fn run(place: Where, operation: &str, times: &str) -> Option<Result<()>> {
+    let times = times.parse().ok().filter(|times| *times <= MOST || operation != "put")?;
+    counted(place, operation, times).transpose()
+}
+
+fn counted(place: Where, operation: &str, times: usize) -> Result<Option<()>> {
+    let mut work = Work::new(place)?;
     // Everything once, so that tables have their size and lazy things are there.
     (0..MOST).try_for_each(|n| work.put(n))?;
     match operation {
@@ -124,8 +159,8 @@ fn counted(operation: &str, times: usize) -> Result<Option<()>> {
             (0..MOST).try_for_each(|n| work.remove(n))?;
             (0..times).try_for_each(|n| work.put(n))?;
         }
-        "get_into" => (0..times).try_for_each(|n| work.get_into(n))?,
-        "view" => (0..times).try_for_each(|n| work.view(n))?,
+        "get_into" => (0..times).try_for_each(|n| work.get_into(n % MOST))?,
+        "view" => (0..times).try_for_each(|n| work.view(n % MOST))?,
         "batch_put" => {
             for _ in 0..times {
                 work.batch_remove()?;
@@ -148,7 +183,7 @@ fn time(operation: &str) -> Option<Result<()>> {
 }
 
 fn timed(operation: &str) -> Result<Option<()>> {
-    let mut work = Work::new()?;
+    let mut work = Work::new(Where::Here)?;
     (0..MOST).try_for_each(|n| work.put(n))?;
     let batch = operation.starts_with("batch");
     let len = if batch { BATCH * VALUE } else { VALUE };
