@@ -44,10 +44,10 @@ pub(super) fn stage<D: Device>(
         && regions().map(|region| region.len).sum::<usize>() <= OVERLAP_MAX;
     let (most, part) = if overlaps { (UNDER_WAY, PART) } else { (1, cut::VERDICTS) };
     let exchange = connection.exchange(most, call.deadline);
-    let (under_way, full) = (VecDeque::new(), Vec::new());
-    let mut staging = Staging { call, connection, state, exchange, under_way, full, any: false };
+    let (under_way, full, behind) = (VecDeque::new(), Vec::new(), Vec::new());
+    let mut staging = Staging { call, connection, state, exchange, under_way, full, behind, any: false };
     let outcome = staging.run(slots, part);
-    let Staging { exchange, under_way, full, any, state, .. } = staging;
+    let Staging { exchange, under_way, full, behind, any, state, .. } = staging;
     drop(exchange);
     if let Err(fault) = outcome {
         for step in under_way {
@@ -60,13 +60,16 @@ pub(super) fn stage<D: Device>(
         }
         return Err(fault);
     }
+    let mut next = behind;
     if any || full.is_empty() || connection.drop_spare() {
-        return Ok(full.into_iter().map(|(i, _)| i).collect());
+        next.extend(full.into_iter().map(|(i, _)| i));
+        next.sort_unstable();
+    } else {
+        for (i, e) in full {
+            state.fail(&[i], &e);
+        }
     }
-    for (i, e) in full {
-        state.fail(&[i], &e);
-    }
-    Ok(Vec::new())
+    Ok(next)
 }
 
 struct Staging<'s, 'a, D: Device> {
@@ -78,7 +81,9 @@ struct Staging<'s, 'a, D: Device> {
     under_way: VecDeque<Step<'s>>,
     /// Slots without room, and what the daemon said.
     full: Vec<(usize, Error)>,
-    /// Whether there was room for any.
+    /// Slots whose key is that of an earlier one without room.
+    behind: Vec<usize>,
+    /// Whether any slot made use of the room that there was.
     any: bool,
 }
 
@@ -155,21 +160,26 @@ impl<'s, D: Device> Staging<'s, '_, D> {
 
     /// Writes what was granted, and sends the commit.
     fn fill(&mut self, slots: &[usize], granted: Vec<Result<Option<Grant>>>) -> Result<(), Fault> {
-        self.any |= granted.iter().any(Result::is_ok);
         let (mut written, mut grants) = (Vec::with_capacity(slots.len()), Vec::with_capacity(slots.len()));
         for (&i, grant) in slots.iter().zip(granted) {
             match grant {
                 Err(e @ Error::Full { .. }) => self.full.push((i, e)),
-                // An earlier slot of the same key must be stored first. Its own room is found again next time.
-                Ok(_) if let Some(e) = self.is_full(i) => self.full.push((i, e)),
-                Ok(None) => self.state.settle(&[i], [Ok(Put::AlreadyExists)]),
-                Ok(Some(grant)) => match self.call.copy(i, &grant) {
-                    Ok(()) => {
-                        written.push(i);
-                        grants.push(grant);
+                // That one must be stored first, or fail. Its own room is found again next time.
+                Ok(_) if self.is_behind(i) => self.behind.push(i),
+                Ok(None) => {
+                    self.any = true;
+                    self.state.settle(&[i], [Ok(Put::AlreadyExists)]);
+                }
+                Ok(Some(grant)) => {
+                    self.any = true;
+                    match self.call.copy(i, &grant) {
+                        Ok(()) => {
+                            written.push(i);
+                            grants.push(grant);
+                        }
+                        Err(e) => self.state.fail(&[i], &e),
                     }
-                    Err(e) => self.state.fail(&[i], &e),
-                },
+                }
                 Err(e) => self.state.fail(&[i], &e),
             }
         }
@@ -179,10 +189,10 @@ impl<'s, D: Device> Staging<'s, '_, D> {
         self.commit(written, grants)
     }
 
-    /// What the daemon said of an earlier slot of the same key, if there was no room for it.
-    fn is_full(&self, i: usize) -> Option<Error> {
+    /// Whether there was no room for an earlier slot of the same key.
+    fn is_behind(&self, i: usize) -> bool {
         let key = |i: usize| self.call.slot(i).key();
-        self.full.iter().find(|(earlier, _)| key(*earlier) == key(i)).map(|(_, e)| e.clone())
+        self.full.iter().any(|(earlier, _)| key(*earlier) == key(i))
     }
 
     fn commit(&mut self, slots: Vec<usize>, grants: Vec<Grant>) -> Result<(), Fault> {

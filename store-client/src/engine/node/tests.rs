@@ -387,6 +387,23 @@ fn a_batch_larger_than_the_pool_goes_on_in_parts_and_in_order() {
     );
 }
 
+#[test]
+fn a_slot_behind_one_of_its_key_that_finds_no_room_is_stored_when_that_one_has_failed() {
+    with_engine(
+        |mut peer| {
+            let file = arena();
+            peer.reserve(&[200, 100], vec![Err(full()), Ok(granted(1, 1, 0..100))], Some(&file));
+            peer.abandoned(&[1]);
+            peer.reserve(&[100], vec![Ok(granted(2, 1, 0..100))], None);
+            peer.commit(&["a"], Put::Stored, None);
+        },
+        |engine| {
+            let verdicts = put(engine, &[("a", &[1; 200]), ("a", &[2; 100])], soon());
+            assert!(matches!(verdicts[..], [Err(Error::Full { .. }), Ok(Put::Stored)]), "{verdicts:?}");
+        },
+    );
+}
+
 /// Keys of a batch that goes in three parts.
 fn keys_of_parts() -> Vec<String> {
     (0..70).map(|n| format!("k{n}")).collect()
