@@ -3,7 +3,13 @@
 //! A batch of small values goes in parts, several of which are under way: the daemon grants the next part and commits the
 //! last one while this one is copied.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use hal::{Device, Place};
 
@@ -43,12 +49,20 @@ pub(super) fn stage<D: Device>(
         && regions().all(|region| region.place == Place::Host)
         && regions().map(|region| region.len).sum::<usize>() <= OVERLAP_MAX;
     let (most, part) = if overlaps { (UNDER_WAY, PART) } else { (1, cut::VERDICTS) };
+    // What the caller is told is told when the line is free: it may make it ask the daemon something.
+    let copied = AtomicU64::new(0);
+    let count = |bytes| _ = copied.fetch_add(bytes, Ordering::Relaxed);
+    let report = call.progress;
+    let call = &PutCall { progress: if overlaps { &count } else { report }, ..*call };
     let exchange = connection.exchange(most, call.deadline);
     let (under_way, full, behind) = (VecDeque::new(), Vec::new(), Vec::new());
     let mut staging = Staging { call, connection, state, exchange, under_way, full, behind, any: false };
     let outcome = staging.run(slots, part);
     let Staging { exchange, under_way, full, behind, any, state, .. } = staging;
     drop(exchange);
+    if overlaps {
+        report(copied.load(Ordering::Relaxed));
+    }
     if let Err(fault) = outcome {
         for step in under_way {
             let Step::Commit { slots, mut grants } = step else { continue };

@@ -3,7 +3,10 @@
 use std::{
     ops::Range,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::mpsc,
+    sync::{
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -471,6 +474,36 @@ fn the_next_part_of_a_batch_is_asked_for_before_the_last_one_is_granted_or_store
             assert!(
                 verdicts.len() == 70 && verdicts.iter().all(|verdict| matches!(verdict, Ok(Put::Stored)))
             );
+        },
+    );
+}
+
+#[test]
+fn who_is_told_how_far_parts_have_come_may_ask_the_daemon_something() {
+    with_engine(
+        |mut peer| {
+            let file = arena();
+            let first = peer.expect(|request| assert!(matches!(request, Request::Reserve { .. })));
+            let second = peer.expect(|request| assert!(matches!(request, Request::Reserve { .. })));
+            let arenas = vec![ArenaInfo { id: 1, len: ARENA }];
+            let grants = grants_of_part(0, 32).into_iter().map(|grant| grant.map(Some)).collect();
+            peer.answer_with(first, Reply::Reserved { grants, arenas }, &[file.as_fd()]);
+            let first = peer.expect(|request| assert!(matches!(request, Request::Commit { .. })));
+            peer.answer(second, Reply::Refused(Error::Closed));
+            peer.answer(first, Reply::Committed { slots: vec![Ok(Put::Stored); 32], ahead: None });
+            let asked = peer.expect(|request| assert!(matches!(request, Request::Remove { .. })));
+            peer.answer(asked, Reply::Found(vec![Ok(true)]));
+        },
+        |node| {
+            let (value, mut items) = ([1; 100], Items::with_capacity(33));
+            (0..33).for_each(|n| items.push(&format!("k{n}"), Vec::new(), Payload::from(&value[..]).span));
+            let told = AtomicU64::new(0);
+            let report = |bytes| {
+                told.fetch_add(bytes, Ordering::Relaxed);
+                assert!(matches!(engine(node).remove(&["k0"], shortly())[..], [Ok(true)]));
+            };
+            send(items, true, |bound, ready| node.put(bound, ready, Mode::Put, soon(), &report));
+            assert_eq!(told.into_inner(), 3200);
         },
     );
 }
