@@ -186,8 +186,10 @@ impl Node {
         let (listener, metrics) = (Arc::new(listener), Arc::new(metrics));
         let endpoint = metrics_at.map(|at| Endpoint::start(at, Arc::clone(&metrics))).transpose()?;
         let sessions = Arc::new(Sessions::new(clients_max, metrics.clients.clone()));
+        // In a standing pool a grant that waits would keep all of its arena from others.
+        let ahead = if store.is_standing() { 0 } else { store.stat().pool };
         let shared = Arc::new(Shared {
-            ahead: Budget::of_pool(store.stat().pool),
+            ahead: Budget::of_pool(ahead),
             store: store.clone(),
             catalog,
             devices,

@@ -39,8 +39,12 @@ impl Daemon {
     }
 
     fn with(pool: u64, clients_max: usize) -> Self {
+        Self::over(Config::new(pool), clients_max)
+    }
+
+    fn over(store: Config, clients_max: usize) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(Config::new(pool), |_, _| ()).unwrap();
+        let store = Store::open(store, |_, _| ()).unwrap();
         let config = config(dir.path(), store.clone(), clients_max);
         Daemon { node: Some(Node::start(config).unwrap()), store, dir }
     }
@@ -324,6 +328,21 @@ fn a_grant_ahead_comes_once_and_only_where_the_client_has_the_arena() {
     assert!(client.commit_ahead(vec![], 4096).is_none(), "one at a time");
     assert!(client.commit_ahead(vec![item(first.grant, "b")], MIB).is_none(), "more than a client's share");
     assert!(client.commit_ahead(vec![], 4096).is_some());
+}
+
+#[test]
+fn in_a_standing_pool_clients_that_are_idle_keep_no_arena_from_others() {
+    let daemon = Daemon::over(Config { standing: true, ..Config::new(8 * MIB) }, 32);
+    let put = |client: &mut Peer, key: &str| {
+        let grant = client.grant(4096);
+        let item = CommitItem { grant, key, meta: &[], len: 4096, path: Way::Alloc };
+        client.commit_ahead(vec![item], 4096);
+        assert!(matches!(client.ask(Request::Remove { keys: vec![key] }), Reply::Found(_)));
+    };
+    let mut clients: Vec<Peer> = (0..20).map(|_| daemon.client()).collect();
+    clients.iter_mut().for_each(|client| put(client, "k"));
+    clients[0].put("last", b"x").unwrap();
+    assert_eq!(daemon.store.stat().granted, 0);
 }
 
 #[test]

@@ -230,7 +230,6 @@ impl Store {
     }
 
     /// Whether it was opened as [`Config::standing`] says.
-    #[cfg(feature = "mooncake")]
     pub(crate) fn is_standing(&self) -> bool {
         self.shared.pool.is_standing()
     }

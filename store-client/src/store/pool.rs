@@ -101,7 +101,6 @@ impl Pool {
     }
 
     /// Whether arenas that writers get stand.
-    #[cfg(feature = "mooncake")]
     pub(super) fn is_standing(&self) -> bool {
         self.standing
     }
