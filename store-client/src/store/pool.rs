@@ -292,14 +292,15 @@ impl Pool {
         (waiting.len() > WAITING && small).then(|| (Arc::clone(from), Arc::clone(to)))
     }
 
-    /// Populates so many frames of an arena, as long as nobody else has drawn them.
+    /// Populates so many frames of an arena, as long as nobody else has drawn them, and the arena has not been forgotten
+    /// meanwhile: with frames in hand it is not from then on.
     fn refill(&self, arena: &Arena, mut frames: u64) -> Result<()> {
         while frames > 0 {
             let holes = arena.take_lowest_holes(frames.min(step(&self.geometry)) as usize);
             let want = frames_in(&holes);
             let drawn = {
                 let mut spare = self.spare.lock();
-                let left = spare.checked_sub(want).filter(|_| want > 0);
+                let left = spare.checked_sub(want).filter(|_| want > 0 && self.arena(arena.id()).is_some());
                 left.map(|left| *spare = left)
             };
             if drawn.is_none() {
