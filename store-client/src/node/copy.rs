@@ -1,7 +1,7 @@
 //! Requests that reach into the client's own memory: the node opens it on its thread, which is bound to the client's
 //! device, and copies. Where the driver refuses, the slot says so and the client goes by staging.
 
-use std::{io, os::fd::OwnedFd, sync::Arc};
+use std::{io, os::fd::OwnedFd};
 
 use hal::{Deadline, Device, IpcHandle, Place, Region, Token};
 
@@ -13,10 +13,11 @@ use super::{
     values::described,
 };
 use crate::{
+    engine::Description,
     error::{Error, Result},
     metrics::{Op, Route},
     shm,
-    store::{Mode, Object, Put, check_key},
+    store::{Mode, Put, check_key},
     wire::{IpcItem, Path, Reply},
 };
 
@@ -60,12 +61,12 @@ impl<D: Device> Session<'_, D> {
         let found: Vec<_> = items
             .iter()
             .map(|item| {
-                let object = self.copy_out(&mut offers, item);
-                match &object {
-                    Ok(object) => self.node.metrics.got(Route::Ipc, object.len()),
+                let copied = self.copy_out(&mut offers, item);
+                match &copied {
+                    Ok(value) => self.node.metrics.got(Route::Ipc, value.len),
                     Err(e) => self.node.metrics.count(Op::Get, Some(Route::Ipc), e.label(), 1),
                 }
-                object
+                copied
             })
             .collect();
         self.trim_imports();
@@ -95,7 +96,8 @@ impl<D: Device> Session<'_, D> {
         self.store((grant, item.key, item.len, item.meta), mode)
     }
 
-    fn copy_out(&mut self, offers: &mut [Offer], item: &IpcItem<'_>) -> Result<Arc<Object>> {
+    /// Copies one value, which is let go again: where values pass through the pool, the next one may need its room.
+    fn copy_out(&mut self, offers: &mut [Offer], item: &IpcItem<'_>) -> Result<Description> {
         let offer = offer_of(offers, item)?;
         let object = self.find(&[item.key]).pop().unwrap_or(Err(Error::NotFound))?;
         if object.len() > item.len {
@@ -109,7 +111,7 @@ impl<D: Device> Session<'_, D> {
             // in it is the client's own.
             unsafe { imports.bound().copy(to, from)? };
         }
-        Ok(object)
+        Ok(Description { len: object.len(), meta: object.meta().into() })
     }
 
     /// Checks the form of the handles and gives each its descriptors.

@@ -64,14 +64,14 @@ pub(super) enum Told {
 impl Told {
     pub(super) fn described(&self) -> Described<'_> {
         match self {
-            Told::Object(object) => described(object),
-            Told::Description(Description { len, meta }) => Described { len: *len, meta },
+            Told::Object(object) => Described { len: object.len(), meta: object.meta() },
+            Told::Description(description) => described(description),
         }
     }
 }
 
-pub(super) fn described(object: &Arc<Object>) -> Described<'_> {
-    Described { len: object.len(), meta: object.meta() }
+pub(super) fn described(Description { len, meta }: &Description) -> Described<'_> {
+    Described { len: *len, meta }
 }
 
 /// They live in the pool, and go with the node.
