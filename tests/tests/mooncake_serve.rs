@@ -144,6 +144,11 @@ fn light_clients_store_read_and_remove_what_is_in_the_cluster() {
     let items = many.iter().zip(&mut targets).map(|((key, _), target)| (key.as_str(), Target::from(target)));
     assert!(client.batch_get_into(items.collect()).into_iter().all(|got| got.unwrap() == 9 << 20));
     assert!(many.iter().zip(&targets).all(|((_, value), target)| value == target));
+    let mut buffers: Vec<_> =
+        many.iter().map(|(_, value)| client.device().buffer(value.len()).unwrap()).collect();
+    let items = many.iter().zip(&mut buffers).map(|((key, _), buffer)| (key.as_str(), Target::from(buffer)));
+    let got = client.batch_get_into(items.collect());
+    assert!(got.iter().all(|got| matches!(got, Ok(len) if *len == 9 << 20)), "{got:?}");
 
     // Tensors, memory of the store, memory of a device.
     let value = bytes(4, 3000 * 24);
@@ -161,7 +166,7 @@ fn light_clients_store_read_and_remove_what_is_in_the_cluster() {
     let mut target = vec![0; 300_000];
     buffer.allocation().read(0, &mut target).unwrap();
     assert_eq!(seed_of(&target).unwrap(), 10);
-    assert!(counted(&client, "haulier_operations_total{op=\"get\",path=\"ipc\",outcome=\"found\"} ") == 1);
+    assert!(counted(&client, "haulier_operations_total{op=\"get\",path=\"ipc\",outcome=\"found\"} ") == 13);
     assert!(counted(&client, "haulier_operations_total{op=\"put\",path=\"ipc\",outcome=\"stored\"} ") == 1);
 
     // What Mooncake does not have.
