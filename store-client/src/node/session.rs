@@ -38,6 +38,8 @@ pub(super) struct Session<'n, D: Device> {
     pub(super) values: Box<dyn Values>,
     // Dropped in this order: memory is given back before imports are closed, which is up to a driver.
     pub(super) grants: Table<Lent>,
+    /// What will be lent ahead next.
+    pub(super) prepared: Option<Lent>,
     pub(super) holds: Table<Arc<Object>>,
     /// What it holds without a request; none until it asks.
     pub(super) reader: Option<Reader>,
@@ -47,8 +49,6 @@ pub(super) struct Session<'n, D: Device> {
     pub(super) writable: HashSet<ArenaId>,
     /// The grant that was lent ahead last.
     pub(super) ahead: Option<u64>,
-    /// What will be lent ahead next.
-    pub(super) prepared: Option<Lent>,
     /// What the client is reading page by page.
     pub(super) metrics_text: String,
 }
@@ -184,13 +184,13 @@ impl<'n, D: Device> Session<'n, D> {
             node,
             values,
             grants: Table::new("grants", GRANTS_MAX, metrics.grants.clone()),
+            prepared: None,
             holds: Table::new("holds", HOLDS_MAX, metrics.holds.clone()),
             reader: None,
             writer: node.store.writer(),
             imports,
             writable: HashSet::new(),
             ahead: None,
-            prepared: None,
             metrics_text: String::new(),
         };
         Ok((session, welcome))
