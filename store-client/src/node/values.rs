@@ -21,7 +21,7 @@ pub(super) trait Home: fmt::Debug + Send + Sync {
     fn instance(&self) -> u64;
 }
 
-/// The values of one client. Keys are checked by who asks.
+/// The values of one client. Keys are checked by who asks, those of [`store`](Values::store) there.
 pub(super) trait Values {
     /// Who pays for the memory of the pool that they lie in or pass through.
     fn space(&self) -> &Space;
