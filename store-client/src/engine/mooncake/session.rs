@@ -376,7 +376,7 @@ impl<D: Device> Pin for Calls<'_, '_, D> {
 }
 
 /// Memory that is registered with a session until this is dropped; deregistered on a bound worker, whichever thread that
-/// is on. Where the membership has ended first, it has deregistered everything.
+/// is on. Where the membership has ended first, its end deregisters everything.
 pub(crate) struct Guard<D: Device> {
     membership: Weak<Membership<D>>,
     addr: usize,
