@@ -31,7 +31,7 @@ const PATIENCE: [u64; 5] = [5, 20, 80, 200, 400];
 /// The longest pause before it is looked again whether another client's put has ended.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
-/// The longest value that is put without a question before: moving so much costs about as much as some of them.
+/// The longest value that is put without a question before: moving so much in vain costs about as much as a few questions.
 const UNASKED_MAX: usize = 1 << 20;
 
 /// A value that is to be put.
@@ -141,7 +141,7 @@ impl<D: Device> MooncakeEngine<D> {
         for (i, old) in ask.into_iter().zip(self.olds(&session, &about, mode, deadline)) {
             olds[i] = old;
         }
-        let verdicts = self.put_once(&session, &sources, olds, mode, deadline)?;
+        let verdicts = self.put_once(&session, &sources, olds, mode, deadline);
 
         // Those whose key has what may be the head of an evicted value: rare enough to begin anew.
         let unknown = sources.iter().zip(&verdicts).filter(|(_, put)| matches!(put, Ok(None)));
@@ -150,7 +150,7 @@ impl<D: Device> MooncakeEngine<D> {
         while second.len() < again.len() {
             let rest = &again[second.len()..];
             let olds = self.olds(&session, rest, mode, deadline);
-            second.extend(self.put_once(&session, rest, olds, mode, deadline)?);
+            second.extend(self.put_once(&session, rest, olds, mode, deadline));
         }
         let mut second = second.into_iter();
         let settled = |put: Result<Option<Put>>| match put {
@@ -163,8 +163,8 @@ impl<D: Device> MooncakeEngine<D> {
         Ok(verdicts.into_iter().map(settled).collect())
     }
 
-    /// Stores the first of these values, as many as staging has room for. `None` where the key has another's head, and it
-    /// is not known whether its value is still there.
+    /// Stores the first of these values, as many as staging has room for, at least one. `None` where the key has another's
+    /// head, and it is not known whether its value is still there.
     fn put_once<S: Source<D>>(
         &self,
         session: &Arc<Session<D>>,
@@ -172,7 +172,7 @@ impl<D: Device> MooncakeEngine<D> {
         olds: Vec<Result<Old>>,
         mode: Mode,
         deadline: Deadline,
-    ) -> Result<Vec<Result<Option<Put>>>> {
+    ) -> Vec<Result<Option<Put>>> {
         let mut verdicts: Vec<Result<Option<Put>>> = Vec::with_capacity(sources.len());
         let mut items: Vec<Item<D>> = Vec::new();
         for (i, (source, old)) in sources.iter().zip(olds).enumerate() {
@@ -199,7 +199,7 @@ impl<D: Device> MooncakeEngine<D> {
             }
         }
         if items.is_empty() {
-            return Ok(verdicts);
+            return verdicts;
         }
         let indices: Vec<usize> = items.iter().map(|item| item.slot).collect();
         let directs: Vec<bool> =
@@ -213,12 +213,12 @@ impl<D: Device> MooncakeEngine<D> {
             if matches!(verdict, Ok(Some(Put::Stored | Put::Replaced))) {
                 session.counters.puts[usize::from(direct)].count(sources[i].len() as u64);
             }
-            if direct && verdict.is_ok() {
+            if direct && matches!(verdict, Ok(Some(_))) {
                 sources[i].passed();
             }
             verdicts[i] = verdict;
         }
-        Ok(verdicts)
+        verdicts
     }
 
     /// What is under the values' keys.
