@@ -18,8 +18,9 @@ const COUNTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/instructions.tx
 
 /// How far a count may be from the written one, in parts of a hundred.
 const TOLERANCE: u64 = 5;
-/// And in instructions for each value: the daemon has nothing to do with a read, but what it takes to begin with differs.
-const STRAY: u64 = 60;
+/// And the daemon's in instructions for each value: it has nothing to do with a read, but what it takes to begin with
+/// differs. A message would be thousands.
+const STRAY: u64 = 200;
 
 /// Of a batch.
 const VALUES: u64 = 400;
@@ -134,8 +135,8 @@ fn small_operations_take_no_more_instructions_than_they_did() {
     for (operation, names, copies, times) in [
         ("put", ["node_put_client", "node_put_daemon"], 1, 1000),
         // To begin with differs by so much that short calls must be many.
-        ("get_into", ["node_get_into_client", "node_get_into_daemon"], 1, 10_000),
-        ("view", ["node_view_client", "node_view_daemon"], 0, 10_000),
+        ("get_into", ["node_get_into_client", "node_get_into_daemon"], 1, 100_000),
+        ("view", ["node_view_client", "node_view_daemon"], 0, 200_000),
         ("batch_put", ["node_batch_put_client", "node_batch_put_daemon"], VALUES, 5),
         ("batch_get_into", ["node_batch_get_into_client", "node_batch_get_into_daemon"], VALUES, 20),
     ] {
@@ -153,7 +154,8 @@ fn small_operations_take_no_more_instructions_than_they_did() {
         let (name, was) = line.split_once(' ').unwrap();
         let was: u64 = was.parse().unwrap();
         assert_eq!(name, *operation);
-        let stray = if operation.contains("batch") { STRAY * VALUES } else { STRAY };
+        let values = if operation.contains("batch") { VALUES } else { 1 };
+        let stray = if operation.ends_with("daemon") { STRAY * values } else { 0 };
         assert!(
             count.abs_diff(was) * 100 <= (was * TOLERANCE).max(stray * 100),
             "{operation} takes {count} instructions beside the copy and took {was}. If that is meant, run this test with \
