@@ -16,6 +16,8 @@
 //! | [`hal`] | the device contract |
 #![cfg_attr(doctest, doc = include_str!("../../README.md"))]
 
+#[cfg(test)]
+mod alone;
 pub mod arrow;
 mod client;
 pub mod devices;

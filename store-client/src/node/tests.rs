@@ -18,6 +18,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::{
+    alone::alone,
     store::{Config, Mode, Put, Store},
     wire::{
         Answer, CommitItem, Described, Fallback, Frame, Granted, Held, IndexInfo, IpcItem, Link, Path as Way,
@@ -508,52 +509,54 @@ fn what_cannot_be_read_is_refused_or_ends_the_connection() {
 
 #[test]
 fn no_frame_does_more_than_give_an_error() {
-    const FRAMES: u64 = 100_000;
-    let daemon = Daemon::start();
-    let device = CpuDevice::open().unwrap();
-    let buffer = device.buffer(8192).unwrap();
-    let exported = export(&device, &buffer);
-    let models = models(&exported);
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
-    let mut client = daemon.client();
-    let mut resident = 0;
-    for n in 0..FRAMES {
-        if n == FRAMES / 4 {
-            resident = resident_kib();
-        }
-        let mut frame = models[random.below(models.len())].clone();
-        match random.below(4) {
-            0 => frame = (0..random.below(200)).map(|_| random.byte()).collect(),
-            1 => frame.truncate(random.below(frame.len())),
-            _ => {
-                for _ in 0..=random.below(4) {
-                    let at = random.below(frame.len());
-                    frame[at] = random.byte();
+    alone(module_path!(), "no_frame_does_more_than_give_an_error", || {
+        const FRAMES: u64 = 100_000;
+        let daemon = Daemon::start();
+        let device = CpuDevice::open().unwrap();
+        let buffer = device.buffer(8192).unwrap();
+        let exported = export(&device, &buffer);
+        let models = models(&exported);
+        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        let mut client = daemon.client();
+        let mut resident = 0;
+        for n in 0..FRAMES {
+            if n == FRAMES / 4 {
+                resident = resident_kib();
+            }
+            let mut frame = models[random.below(models.len())].clone();
+            match random.below(4) {
+                0 => frame = (0..random.below(200)).map(|_| random.byte()).collect(),
+                1 => frame.truncate(random.below(frame.len())),
+                _ => {
+                    for _ in 0..=random.below(4) {
+                        let at = random.below(frame.len());
+                        frame[at] = random.byte();
+                    }
                 }
             }
-        }
-        let fds = &[exported.descriptors[0].as_fd(), client.socket.as_fd()][..random.below(3)];
-        let sent = client.socket.send(&frame, fds, soon());
-        // Answers are read in passing; which frame has one is not known.
-        let ended = loop {
-            match client.socket.recv(&mut client.buf, &mut client.fds, Deadline::passed()) {
-                Ok(0) => break true,
-                Ok(_) => {}
-                Err(e) => break e.kind() != io::ErrorKind::TimedOut,
+            let fds = &[exported.descriptors[0].as_fd(), client.socket.as_fd()][..random.below(3)];
+            let sent = client.socket.send(&frame, fds, soon());
+            // Answers are read in passing; which frame has one is not known.
+            let ended = loop {
+                match client.socket.recv(&mut client.buf, &mut client.fds, Deadline::passed()) {
+                    Ok(0) => break true,
+                    Ok(_) => {}
+                    Err(e) => break e.kind() != io::ErrorKind::TimedOut,
+                }
+            };
+            if sent.is_err() || ended {
+                client = daemon.client();
             }
-        };
-        if sent.is_err() || ended {
-            client = daemon.client();
         }
-    }
-    let grown = resident_kib().saturating_sub(resident);
-    assert!(grown < 32 * 1024, "memory grew by {grown} KiB");
-    drop(client);
-    let mut client = daemon.client();
-    assert!(matches!(client.put("after", b"all"), Ok(Put::Stored)));
-    assert_eq!(client.inline("after").unwrap(), b"all");
-    within_a_second("nothing is left", || {
-        daemon.metric("haulier_clients ") == 1 && daemon.store.stat().granted == 0
+        let grown = resident_kib().saturating_sub(resident);
+        assert!(grown < 32 * 1024, "memory grew by {grown} KiB");
+        drop(client);
+        let mut client = daemon.client();
+        assert!(matches!(client.put("after", b"all"), Ok(Put::Stored)));
+        assert_eq!(client.inline("after").unwrap(), b"all");
+        within_a_second("nothing is left", || {
+            daemon.metric("haulier_clients ") == 1 && daemon.store.stat().granted == 0
+        });
     });
 }
 

@@ -10,6 +10,7 @@ use std::{
 use proptest::prelude::*;
 
 use super::{arena::Start, geometry::Geometry, space::Entry, *};
+use crate::alone::alone;
 
 const FRAME: u64 = 256 << 10;
 
@@ -730,7 +731,7 @@ fn faults() -> u64 {
 
 #[test]
 fn memory_that_came_free_is_used_again_without_a_fault() {
-    alone("memory_that_came_free_is_used_again_without_a_fault", || {
+    alone(module_path!(), "memory_that_came_free_is_used_again_without_a_fault", || {
         let page = rustix::param::page_size() as u64;
         let before = faults();
         let store = open(256, false);
@@ -772,7 +773,7 @@ fn memory_that_came_free_is_used_again_without_a_fault() {
 
 #[test]
 fn the_pool_is_touched_by_as_many_threads_as_there_are_cores() {
-    alone("the_pool_is_touched_by_as_many_threads_as_there_are_cores", || {
+    alone(module_path!(), "the_pool_is_touched_by_as_many_threads_as_there_are_cores", || {
         let touching = || {
             let threads = std::fs::read_dir("/proc/self/task").unwrap();
             let names =
@@ -818,27 +819,6 @@ fn an_arena_of_a_pool_of_64_gib_is_divided_without_gaps_or_overlaps() {
     assert!(arena.is_vacant());
 }
 
-/// Runs `body` in a process of its own, so that what other tests allocate is not measured.
-fn alone(test: &str, body: impl FnOnce()) {
-    const MARK: &str = "HAULIER_TEST_ALONE";
-    if std::env::var_os(MARK).is_some() {
-        return body();
-    }
-    let path = module_path!().split_once("::").map_or("", |(_, path)| path);
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args([&format!("{path}::{test}"), "--exact", "--nocapture"])
-        .env(MARK, "1")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && text.contains("1 passed"),
-        "{text}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    print!("{text}");
-}
-
 /// Bytes of private memory in use by this process; shared memory, so the pool, is not among them.
 fn private_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -850,7 +830,7 @@ fn private_bytes() -> u64 {
 /// million take 4 GiB. What it prints is for people: nothing depends on a clock.
 #[test]
 fn an_object_costs_little_beside_its_value_and_cycles_cost_nothing() {
-    alone("an_object_costs_little_beside_its_value_and_cycles_cost_nothing", || {
+    alone(module_path!(), "an_object_costs_little_beside_its_value_and_cycles_cost_nothing", || {
         let asked = std::env::var("HAULIER_TEST_OBJECTS");
         let count: u64 = asked.map_or(1_000_000, |count| count.parse().expect("a number of objects"));
         let store =
