@@ -161,9 +161,13 @@ impl Link {
             }
             let Some(rung) = ring.sleep(|| bell(&self.socket, &mut self.early, deadline)) else { continue };
             match rung {
-                Ok(true) => {}
                 // What it said before its end counts.
                 Ok(false) => return ring.take(buf),
+                // Who rings without end must not be heard without end.
+                Ok(true) if deadline.is_passed() => {
+                    return ring.take(buf)?.map(Some).ok_or_else(|| io::ErrorKind::TimedOut.into());
+                }
+                Ok(true) => {}
                 Err(e) if e.kind() == io::ErrorKind::TimedOut => return ring.take(buf)?.map(Some).ok_or(e),
                 Err(e) => return Err(e),
             }

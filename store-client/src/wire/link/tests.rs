@@ -99,6 +99,16 @@ fn a_socket_that_is_full_of_bells_holds_up_no_message() {
 }
 
 #[test]
+fn who_rings_without_end_keeps_nobody_beyond_the_deadline() {
+    let (client, mut node) = pair();
+    let ring = || (0..).take_while(|_| client.socket.try_send(BELL).unwrap()).count();
+    let bells = ring();
+    assert_eq!(kind(recv(&mut node, Deadline::passed())), io::ErrorKind::TimedOut);
+    let heard = ring();
+    assert!(heard <= 2, "{heard} of {bells} were answered");
+}
+
+#[test]
 fn descriptors_without_a_message_and_the_other_way_round_are_refused() {
     let fd = file(1);
     let fds = [fd.as_fd()];
