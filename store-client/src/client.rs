@@ -117,7 +117,8 @@ impl<D: Device> StoreClient<D> {
     ///
     /// Mooncake is not like the other engines, and this is where it shows:
     /// - A put is write-once and its verdict exact: of many that put a key at once one is told [`Put::Stored`]. It costs a
-    ///   read after, and above 1 MiB a question before.
+    ///   read after, and above 1 MiB a question before. Only where they first clear away what is left of a value that was
+    ///   evicted can more than one be told so; the last one's value stays.
     /// - An [`upsert`](Self::upsert) is **not atomic**: it removes and puts. A reader in between finds nothing, never half
     ///   of a value; and when the cluster fails in between, the old value is gone.
     /// - A read, and also [`exists`](Self::exists) and [`size`](Self::size), takes Mooncake's lease, which keeps a value from
