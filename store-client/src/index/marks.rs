@@ -11,21 +11,19 @@ use std::{
 
 use super::{
     Layout,
-    holds::{GROUP, Holds},
+    holds::{self, Holds},
     words::Mapped,
 };
 
-/// Words of hold bits.
+/// Groups of holds: a client takes at most 4096 without a request.
 const GROUPS: usize = 64;
-/// The most holds that one client takes without a request.
-const HOLDS: usize = GROUPS * GROUP;
 
 // Offsets in bytes; what is written often has a line of its own.
 const ENDED: usize = 0;
 const VALUES: usize = 64;
 const BYTES: usize = 72;
-const BITS: usize = 128;
-const TRACES: usize = BITS + 8 * (GROUPS + HOLDS);
+const HOLDS: usize = 128;
+const TRACES: usize = HOLDS + 8 * holds::words(GROUPS);
 
 /// Bytes of the marks of a client of an index with this many slots.
 pub(super) fn len(slots: u32) -> u64 {
@@ -73,7 +71,7 @@ impl Marks {
     /// atomically until `keep` is dropped.
     pub(crate) unsafe fn new(base: NonNull<u8>, layout: Layout, keep: Arc<dyn Any + Send + Sync>) -> Self {
         // SAFETY: the words lie within, aligned, and the caller promises the rest.
-        let words = unsafe { Mapped::new(base.add(BITS), GROUPS + HOLDS, Arc::clone(&keep)) };
+        let words = unsafe { Mapped::new(base.add(HOLDS), holds::words(GROUPS), Arc::clone(&keep)) };
         Marks { base, slots: layout.slots(), holds: Holds::new(words, GROUPS), _keep: keep }
     }
 

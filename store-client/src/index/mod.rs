@@ -35,7 +35,8 @@
 //!
 //! *Nobody reads memory that is used anew.* Of two `SeqCst` fences one comes first. If 4 comes before c, then d sees what
 //! 3 wrote, and the memory is parked. If c comes before 4, then 5 sees what a wrote, and there is no hold. b makes a
-//! happen before c also where another thread withdrew. Once a hold stands, the memory is not given back until 6, and the
+//! happen before c also where another thread withdrew. That d looks only as far as the client says that it ever took
+//! holds changes nothing: 3 says so before it takes one further on. Once a hold stands, the memory is not given back until 6, and the
 //! `Release` there with the `Acquire` of d puts the reads before whatever is written next. What 2 read is whole, because
 //! an unchanged even sequence at 5 means that nobody wrote the bucket in between (`Acquire` at 1, the fence before 5).
 //!
@@ -55,8 +56,8 @@
 //!   exist. The memory of a dead daemon changes no more, and stays mapped for as long as a view needs it.
 //! - **A fork**: the child has its parent's mappings. It is told apart without a system call by a page that the kernel wipes
 //!   in children (see [`crate::fork`]), and then neither reads through the index nor clears a word of its parent's.
-//! - **Scribbling**: a client can write its own marks only. They are ids to compare, bits to test and numbers to add up,
-//!   never addresses, lengths or indices: the worst that it can do is to hold back memory, which a request can do too, and
+//! - **Scribbling**: a client can write its own marks only. They are ids to compare, bits to test, numbers to add up and one
+//!   that is bounded, never addresses, lengths or indices: the worst that it can do is to hold back memory, which a request can do too, and
 //!   to count wrongly. It can hurt itself by clearing its own holds. The daemon reads nothing back from the shared index
 //!   that it relies on, and nobody else can write it.
 //! - **Aborted or stuck writers**: only daemon threads write buckets, and they cannot end in between without the daemon.

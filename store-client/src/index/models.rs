@@ -16,7 +16,7 @@ use loom::{
 
 use super::{
     hold,
-    holds::Holds,
+    holds::{self, Holds},
     table::{BUCKET, Entry, Table},
     words::Words,
 };
@@ -155,8 +155,8 @@ impl<const FENCES: bool> World<FENCES> {
     fn new(watched: &[usize]) -> Arc<Self> {
         Arc::new(World {
             table: Table::with_buckets(Model::new(BUCKET, watched), 1),
-            // One word of bits, and as many hold words as are taken at a time.
-            holds: Holds::new(Model::new(1 + 64, &[0, 1, 2]), 1),
+            // The two words before them, and as many hold words as are taken at a time.
+            holds: Holds::new(Model::new(holds::words(1), &[0, 1, 2, 3]), 1),
             memory: [UnsafeCell::new(0), UnsafeCell::new(0)],
         })
     }

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Spoken by both sides, or the connection is refused.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// The longest message in bytes. Batches are cut to fit.
 pub(crate) const MESSAGE_MAX: usize = 128 * 1024;
