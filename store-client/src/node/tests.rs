@@ -483,7 +483,10 @@ fn a_peer_that_does_not_greet_properly_is_refused_and_ended() {
     let mut peer = daemon.peer();
     let hello = Request::Hello { version: VERSION + 1, namespace: "", device: DeviceUuid([0; 16]) };
     match peer.ask(hello) {
-        Reply::Refused(Error::Protocol { reason }) => assert!(reason.contains("version 2"), "{reason}"),
+        Reply::Refused(Error::Protocol { reason }) => {
+            let versions = format!("version {}, this node {VERSION}", VERSION + 1);
+            assert!(reason.contains(&versions), "{reason}");
+        }
         other => panic!("{other:?}"),
     }
     assert!(peer.is_ended());
