@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 
 use crate::failure::{During, Failure, Result};
 
@@ -65,6 +65,11 @@ impl Server {
         }
     }
 
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        kill_process(Pid::from_child(&self.child), signal).during(self.name)
+    }
+
     /// Why it is not there any more, as far as it has said so.
     pub fn last_words(&mut self) -> Failure {
         // Its pipes may end a little before it does.
@@ -95,7 +100,7 @@ impl Drop for Server {
 
 #[cfg(test)]
 mod tests {
-    use rustix::process::{Pid, test_kill_process};
+    use rustix::process::test_kill_process;
 
     use super::*;
 

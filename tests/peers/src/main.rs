@@ -331,9 +331,9 @@ impl Field {
     /// The stores whose clients are Python's: a process for each kind, which may be used in several ways.
     fn add_workers(&mut self, python: Option<&Path>, dir: &Path, most: usize) {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("worker.py");
-        for (kind, ways) in WORKERS {
+        for (kind, rests, ways) in WORKERS {
             let started = match python {
-                Some(python) => Worker::start(python, &script, kind, dir, most),
+                Some(python) => Worker::start(python, &script, kind, rests, dir, most),
                 None => Err(Failure("no --python was named; tests/peers/compare installs one".into())),
             };
             match started {
@@ -349,12 +349,15 @@ impl Field {
     }
 }
 
-/// Kinds of workers, and for each the ways to use it: mode, name, description, operations.
+/// Kinds of workers, and for each whether it is stopped while others are measured, and the ways to use it: mode, name,
+/// description, operations. Mooncake's must go on, because its master wants to hear from its clients; NIXL has threads that
+/// never sleep.
 type Ways = &'static [(&'static str, &'static str, &'static str, &'static [Op])];
 const COPIES: &[Op] = &[Op::Put, Op::GetInto];
-const WORKERS: [(&str, Ways); 3] = [
+const WORKERS: [(&str, bool, Ways); 3] = [
     (
         "mooncake",
+        false,
         &[
             (
                 "registered-once",
@@ -373,6 +376,7 @@ const WORKERS: [(&str, Ways); 3] = [
     ),
     (
         "mooncake-light",
+        false,
         &[(
             "light",
             "mooncake, light client",
@@ -384,6 +388,7 @@ const WORKERS: [(&str, Ways); 3] = [
     ),
     (
         "nixl",
+        true,
         &[(
             "prepared",
             "nixl",

@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::Signal,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -28,6 +31,8 @@ pub struct Worker {
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
     server: Server,
+    /// Whether it is stopped while it is not asked.
+    rests: bool,
     /// Why it cannot be asked any more.
     lost: Option<Failure>,
     /// What it says that it is.
@@ -58,15 +63,24 @@ struct Answer {
 }
 
 impl Worker {
-    /// Starts `script` for a store of this kind, whose values have at most `most` bytes.
-    pub fn start(python: &Path, script: &Path, kind: &'static str, dir: &Path, most: usize) -> Result<Self> {
+    /// Starts `script` for a store of this kind, whose values have at most `most` bytes. One that `rests` is stopped while it
+    /// is not asked: its threads would take processors from the others when it is their turn.
+    pub fn start(
+        python: &Path,
+        script: &Path,
+        kind: &'static str,
+        rests: bool,
+        dir: &Path,
+        most: usize,
+    ) -> Result<Self> {
         let mut command = Command::new(python);
         command.arg("-u").arg(script).args([kind, &most.to_string()]).arg(dir);
         let mut server = Server::start(kind, dir, command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
         let (stdin, stdout) = server.pipes().ok_or(Failure(format!("{kind} has no pipes")))?;
         let stdout = BufReader::new(stdout);
-        let mut worker = Worker { stdin, stdout, server, lost: None, version: String::new() };
+        let mut worker = Worker { stdin, stdout, server, rests, lost: None, version: String::new() };
         worker.version = worker.answer()?.version;
+        worker.rest()?;
         Ok(worker)
     }
 
@@ -76,11 +90,20 @@ impl Worker {
         }
         let mut line = serde_json::to_string(question).during("a question")?;
         line.push('\n');
+        if self.rests {
+            self.server.signal(Signal::CONT)?;
+        }
         let sent = self.stdin.write_all(line.as_bytes());
-        match sent.during("asking a worker").and_then(|()| self.answer()) {
+        let answer = sent.during("asking a worker").and_then(|()| self.answer());
+        self.rest()?;
+        match answer {
             Ok(Answer { error: Some(error), .. }) => Err(Failure(error)),
             answer => answer,
         }
+    }
+
+    fn rest(&self) -> Result<()> {
+        if self.rests { self.server.signal(Signal::STOP) } else { Ok(()) }
     }
 
     fn answer(&mut self) -> Result<Answer> {
