@@ -86,6 +86,10 @@ pub(super) fn stage<D: Device>(
     Ok(next)
 }
 
+/// The longest value that memory is granted ahead for. Copying a longer one takes much longer than to ask, and takes longer
+/// still into memory that is not the one that came free last, which is in the caches.
+const AHEAD_MAX: usize = 256 << 10;
+
 struct Staging<'s, 'a, D: Device> {
     call: &'s PutCall<'a, D>,
     connection: &'s Arc<Connection>,
@@ -133,7 +137,7 @@ impl<'s, D: Device> Staging<'s, '_, D> {
     /// Bytes to be granted ahead: a put of one value is probably followed by another one like it.
     fn ahead(&self) -> u64 {
         match self.call.batch.slots() {
-            [slot] => slot.region().len as u64,
+            [slot] if slot.region().len <= AHEAD_MAX => slot.region().len as u64,
             _ => 0,
         }
     }
