@@ -151,6 +151,42 @@ fn a_hold_that_nobody_was_asked_for_outlives_the_key() {
     expect_nothing_is_lost(&daemon, POOL);
 }
 
+/// By several threads of one client, and more than it can hold by itself, so that it asks for the last ones.
+#[test]
+fn thousands_of_values_held_at_once_are_all_left_alone() {
+    const POOL: u64 = 16 * MIB;
+    const THREADS: u64 = 4;
+    const EACH: u64 = 1250;
+    let daemon = Serve::pool_of(POOL).start();
+    let (client, other) = (daemon.client(), daemon.client());
+    let fill = |round: u64| {
+        let values: Vec<_> = (0..THREADS * EACH).map(|n| (format!("k{n}"), marked(round + n, 100))).collect();
+        let items = values.iter().map(|(key, value)| (key.as_str(), value[..].into())).collect();
+        other.batch_put(items).into_iter().for_each(|slot| assert_eq!(slot.unwrap(), Put::Stored));
+    };
+    fill(0);
+    let views: Vec<_> = thread::scope(|scope| {
+        let view = |n| (n, client.view(&format!("k{n}")).unwrap());
+        let threads: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                scope.spawn(move || (thread * EACH..(thread + 1) * EACH).map(view).collect::<Vec<_>>())
+            })
+            .collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(counter(&other, "haulier_holds", &[]), THREADS * EACH);
+    for round in 1..=3 {
+        other.clear().unwrap();
+        fill(round * THREADS * EACH);
+        for (n, view) in &views {
+            assert_eq!(seed_of(view).unwrap(), *n, "in round {round}");
+        }
+    }
+    drop(views);
+    drop((client, other));
+    expect_nothing_is_lost(&daemon, POOL);
+}
+
 /// A value that is removed and stored anew, again and again, by somebody else: no reader sees an old one after a new one.
 #[test]
 fn what_is_read_is_never_older_than_what_was_stored_before() {
