@@ -8,6 +8,7 @@ pub mod fixture;
 pub mod gate;
 pub mod mix;
 pub mod mooncake;
+pub mod node;
 pub mod peer;
 pub mod process;
 pub mod proof;

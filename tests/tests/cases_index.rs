@@ -10,40 +10,16 @@ use std::{
     time::Duration,
 };
 
-use backend_cpu::CpuDevice;
-use haulier::{Error, Put, StoreClient};
+use haulier::{Error, Put};
 use haulier_tests::{
     actor,
-    process::{Daemon, Serve, wait_for},
+    node::{AtTheEnd, counter, expect_nothing_is_lost},
+    process::{Serve, wait_for},
     world::{KIB, MIB, bytes, marked, seed_of},
 };
 
-type Client = StoreClient<CpuDevice>;
-
 const MEBI: usize = MIB as usize;
 const KIBI: usize = KIB as usize;
-
-/// The sum of the counters of this name that have all of these labels.
-fn counter(client: &Client, name: &str, labels: &[&str]) -> u64 {
-    let text = client.metrics().unwrap();
-    let rows =
-        text.lines().filter(|row| row.starts_with(name) && labels.iter().all(|label| row.contains(label)));
-    rows.map(|row| row.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
-}
-
-/// Nothing is held, and all of the pool can be had.
-fn expect_nothing_is_lost(daemon: &Daemon, pool: u64) {
-    let client = daemon.client();
-    client.clear().unwrap();
-    wait_for("the end of all holds", || (counter(&client, "haulier_holds", &[]) == 0).then_some(()));
-    wait_for("the memory that was held", || {
-        let stat = client.stat().unwrap();
-        (stat.used == 0 && stat.granted == 0).then_some(())
-    });
-    let value = vec![7; (pool - MIB) as usize];
-    assert_eq!(client.put("nearly the whole pool", &value).unwrap(), Put::Stored);
-    assert!(client.remove("nearly the whole pool").unwrap());
-}
 
 /// The one who would have to answer is stopped.
 #[test]
@@ -148,6 +124,7 @@ fn a_hold_that_nobody_was_asked_for_outlives_the_key() {
     assert!(other.stat().unwrap().used >= 3 * (MIB + 100 * KIB), "what is read is still counted");
     intact();
     drop(views);
+    drop((client, other));
     expect_nothing_is_lost(&daemon, POOL);
 }
 
@@ -231,14 +208,6 @@ fn no_value_of_a_dead_daemon_is_read_once_another_one_serves() {
             assert!(matches!(client.view("k"), Err(Error::NotFound)), "round {round}");
         }
         assert_eq!(view[..], round.to_le_bytes());
-    }
-}
-
-struct AtTheEnd<F: Fn()>(F);
-
-impl<F: Fn()> Drop for AtTheEnd<F> {
-    fn drop(&mut self) {
-        self.0();
     }
 }
 
@@ -329,6 +298,7 @@ fn readers_killed_at_any_point_under_load_leave_no_lost_space_no_stuck_key_and_n
         client.remove(&key).unwrap();
         assert_eq!(client.put(&key, &[1; 100]).unwrap(), Put::Stored, "{key} is stuck");
     }
+    drop(client);
     expect_nothing_is_lost(&daemon, POOL);
 }
 

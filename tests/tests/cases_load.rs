@@ -11,32 +11,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use backend_cpu::CpuDevice;
-use haulier::{Error, Put, StoreClient};
+use haulier::{Error, Put};
 use haulier_tests::{
     actor,
     mix::{Mix, Plan, version_of},
+    node::{AtTheEnd, alone},
     process::{Actor, Daemon, Process, Serve, private_dir, processes_that_name, wait_for},
     world::{MIB, bytes, marked, seed_of},
 };
-
-type Client = StoreClient<CpuDevice>;
-
-/// The sum of the counters of this name that have all of these labels.
-fn counter(client: &Client, name: &str, labels: &[&str]) -> u64 {
-    let text = client.metrics().unwrap();
-    let rows =
-        text.lines().filter(|row| row.starts_with(name) && labels.iter().all(|label| row.contains(label)));
-    rows.map(|row| row.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
-}
-
-struct AtTheEnd<F: Fn()>(F);
-
-impl<F: Fn()> Drop for AtTheEnd<F> {
-    fn drop(&mut self) {
-        self.0();
-    }
-}
 
 fn random(seed: u64) -> u64 {
     u64::from_le_bytes(bytes(seed, 8).try_into().unwrap())
@@ -49,17 +31,6 @@ fn threads(process: &Process) -> usize {
 /// What a daemon has of the system's: descriptors, mappings, threads.
 fn belongings(daemon: &Daemon) -> [usize; 3] {
     [daemon.process.descriptors(), daemon.process.mappings(), threads(&daemon.process)]
-}
-
-/// A client of a daemon that has no other one any more: nothing is held, granted or imported.
-fn alone(daemon: &Daemon) -> Client {
-    let client = daemon.client();
-    wait_for("the end of all other sessions", || {
-        let left = ["haulier_clients", "haulier_holds", "haulier_grants", "haulier_imports"]
-            .map(|name| counter(&client, name, &[]));
-        (left == [1, 0, 0, 0]).then_some(())
-    });
-    client
 }
 
 /// Bytes that are used, granted and free, and the largest value that there is room for, when everybody has left and all

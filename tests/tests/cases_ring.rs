@@ -11,45 +11,18 @@ use std::{
 };
 
 use backend_cpu::CpuDevice;
-use haulier::{Error, Put, StoreClient};
+use haulier::{Error, StoreClient};
 use haulier_tests::{
     actor,
-    process::{Daemon, Serve, wait_for},
+    node::{AtTheEnd, counter, expect_nothing_is_lost},
+    process::{Serve, wait_for},
     world::{MIB, bytes, marked, seed_of},
 };
 
 type Client = StoreClient<CpuDevice>;
 
-/// The sum of the counters of this name that have all of these labels.
-fn counter(client: &Client, name: &str, labels: &[&str]) -> u64 {
-    let text = client.metrics().unwrap();
-    let rows =
-        text.lines().filter(|row| row.starts_with(name) && labels.iter().all(|label| row.contains(label)));
-    rows.map(|row| row.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
-}
-
 fn requests(client: &Client, op: &str) -> u64 {
     counter(client, "haulier_request_duration_seconds_count", &[&format!("op=\"{op}\"")])
-}
-
-/// Nothing is held or granted, and all of the pool can be had.
-fn expect_nothing_is_lost(daemon: &Daemon, pool: u64) {
-    let client = daemon.client();
-    wait_for("the end of the sessions", || (counter(&client, "haulier_clients", &[]) == 1).then_some(()));
-    client.clear().unwrap();
-    wait_for("the memory of who died", || {
-        let stat = client.stat().unwrap();
-        (stat.used == 0 && stat.granted == 0).then_some(())
-    });
-    assert_eq!(client.put("nearly the whole pool", &vec![7; (pool - MIB) as usize]).unwrap(), Put::Stored);
-}
-
-struct AtTheEnd<F: Fn()>(F);
-
-impl<F: Fn()> Drop for AtTheEnd<F> {
-    fn drop(&mut self) {
-        self.0();
-    }
 }
 
 /// Clients in the middle of puts of every kind, inline and by grants; `HAULIER_KILLS` says how many are killed.
