@@ -154,11 +154,7 @@ impl<D: Device> fmt::Debug for Counters<D> {
 
 impl<D: Device> Collector for Counters<D> {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let (registered, deregistered) = self.0.registrations();
-        for (name, help, count) in [
-            ("mooncake_registrations", "Regions registered with Mooncake", registered),
-            ("mooncake_deregistrations", "Regions deregistered again", deregistered),
-        ] {
+        for (name, help, count) in self.0.registrations().into_iter().flatten() {
             let counter = ConstCounter::new(count);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }

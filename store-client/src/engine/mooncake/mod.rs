@@ -21,7 +21,7 @@ use std::{
     process,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
         mpsc::{self, Receiver},
     },
     time::Duration,
@@ -219,10 +219,9 @@ impl<D: Device> MooncakeEngine<D> {
         })
     }
 
-    /// Regions that were registered with Mooncake, and deregistered again.
-    pub(crate) fn registrations(&self) -> (u64, u64) {
-        let counters = self.session().map(|session| session.registrations());
-        counters.unwrap_or_default()
+    /// As [`Membership::registrations`](session::Membership::registrations), while there is one.
+    pub(crate) fn registrations(&self) -> Result<[(&'static str, &'static str, u64); 2]> {
+        Ok(self.session()?.registrations())
     }
 
     fn session(&self) -> Result<Arc<Session<D>>> {
@@ -434,10 +433,10 @@ impl<D: Device> Engine<D> for MooncakeEngine<D> {
         let session = self.session()?;
         let counters = &session.counters;
         let mut text = String::new();
-        let mut family = |name: &str, help: &str, samples: &[(String, &AtomicU64)]| {
+        let mut family = |name: &str, help: &str, samples: &[(String, u64)]| {
             text += &format!("# HELP {name} {help}.\n# TYPE {name} counter\n");
-            for (labels, counter) in samples {
-                text += &format!("{name}_total{labels} {}\n", counter.load(Ordering::Relaxed));
+            for (labels, count) in samples {
+                text += &format!("{name}_total{labels} {count}\n");
             }
         };
         let ways = || {
@@ -452,7 +451,10 @@ impl<D: Device> Engine<D> for MooncakeEngine<D> {
             puts.into_iter().chain(gets)
         };
         let values = ways().map(|(op, outcome, _, path, went)| {
-            (format!("{{op=\"{op}\",path=\"{path}\",outcome=\"{outcome}\"}}"), &went.values)
+            (
+                format!("{{op=\"{op}\",path=\"{path}\",outcome=\"{outcome}\"}}"),
+                went.values.load(Ordering::Relaxed),
+            )
         });
         family(
             "haulier_operations",
@@ -460,14 +462,11 @@ impl<D: Device> Engine<D> for MooncakeEngine<D> {
             &values.collect::<Vec<_>>(),
         );
         let bytes = ways().map(|(_, _, direction, path, went)| {
-            (format!("{{direction=\"{direction}\",path=\"{path}\"}}"), &went.bytes)
+            (format!("{{direction=\"{direction}\",path=\"{path}\"}}"), went.bytes.load(Ordering::Relaxed))
         });
         family("haulier_values_bytes", "Bytes of those values", &bytes.collect::<Vec<_>>());
-        for (name, help, counter) in [
-            ("haulier_mooncake_registrations", "Regions registered with Mooncake", &counters.registered),
-            ("haulier_mooncake_deregistrations", "Regions deregistered again", &counters.deregistered),
-        ] {
-            family(name, help, &[(String::new(), counter)]);
+        for (name, help, count) in session.registrations() {
+            family(&format!("haulier_{name}"), help, &[(String::new(), count)]);
         }
         Ok(text + "# EOF\n")
     }

@@ -285,10 +285,17 @@ impl<D: Device> Membership<D> {
         &self.store
     }
 
-    /// Regions registered, and deregistered again.
-    pub(crate) fn registrations(&self) -> (u64, u64) {
+    /// Metrics of what was registered: name, help and count of each.
+    pub(crate) fn registrations(&self) -> [(&'static str, &'static str, u64); 2] {
         let Counters { registered, deregistered, .. } = &self.counters;
-        (registered.load(Ordering::Relaxed), deregistered.load(Ordering::Relaxed))
+        [
+            (
+                "mooncake_registrations",
+                "Regions registered with Mooncake",
+                registered.load(Ordering::Relaxed),
+            ),
+            ("mooncake_deregistrations", "Regions deregistered again", deregistered.load(Ordering::Relaxed)),
+        ]
     }
 
     pub(crate) fn new_id(&self) -> Id {
