@@ -300,14 +300,14 @@ impl<D: Device> Engine<D> for NodeEngine {
             let connection = connection?;
             let outcome = if Arc::ptr_eq(&connection, grant.connection()) {
                 let item = item(&grant, Path::Alloc);
-                connection.commit(&mut grant, item, mode, deadline)
+                connection.commit(&mut grant, item, mode, 0, deadline)
             } else if connection.instance() == grant.connection().instance() {
                 // The daemon lives, and a grant is good on its own connection only.
                 return Err(invalid("the buffer's memory went with its connection; allocate a new one"));
             } else {
                 self.put_copy(&connection, grant.region(), deadline).and_then(|mut copy| {
                     let item = item(&copy, Path::Staging(Fallback::HOST));
-                    connection.commit(&mut copy, item, mode, deadline)
+                    connection.commit(&mut copy, item, mode, 0, deadline)
                 })
             };
             match outcome {

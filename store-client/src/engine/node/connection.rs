@@ -16,6 +16,7 @@ use std::{
     },
 };
 
+use foldhash::fast::FixedState;
 use hal::{Deadline, DeviceUuid, Region};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustix::io::Errno;
@@ -111,9 +112,9 @@ pub(super) struct Connection {
     spare: Mutex<Option<Granted>>,
     /// What it takes to read without requests.
     lookup: Option<Lookup>,
-    /// Nothing leaves these two while the connection lives.
-    readable: RwLock<HashMap<u64, Arc<Mapping>>>,
-    writable: RwLock<HashMap<u64, Arc<Mapping>>>,
+    /// Arenas by number. Nothing leaves these two while the connection lives.
+    readable: RwLock<HashMap<u64, Arc<Mapping>, FixedState>>,
+    writable: RwLock<HashMap<u64, Arc<Mapping>, FixedState>>,
     /// No more requests.
     ended: AtomicBool,
     /// A request that was given up may still be carried out.
@@ -544,15 +545,17 @@ impl Connection {
             .collect()
     }
 
-    /// Makes this grant a value. One that may have arrived is spent, whatever the answer.
+    /// Makes this grant a value, and asks for `ahead` bytes for the next one. One that may have arrived is spent, whatever
+    /// the answer.
     pub(super) fn commit(
         &self,
         grant: &mut Grant,
         item: CommitItem<'_>,
         mode: Mode,
+        ahead: u64,
         deadline: Deadline,
     ) -> Result<Result<Put>, Fault> {
-        let request = Request::Commit { items: vec![item], mode, ahead: 0 };
+        let request = Request::Commit { items: vec![item], mode, ahead };
         let outcome = self.call(request, &[], deadline, |reply, _| self.committed(reply, 1));
         spend(slice::from_mut(grant), &outcome);
         outcome?.pop().ok_or_else(|| self.broken(astray()))

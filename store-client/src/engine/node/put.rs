@@ -16,7 +16,7 @@ use crate::{
     error::{Error, Result},
     shm,
     store::{Mode, Put},
-    wire::{Fallback, Reply, Request},
+    wire::{CommitItem, Fallback, Path, Reply, Request},
 };
 
 const OP: &str = "put";
@@ -62,6 +62,10 @@ impl State {
 /// which is one message too where the last put was of about the same size: measured, 2 KiB cost the same by both ways, and
 /// 16 KiB half as much.
 const INLINE_PUT_MAX: usize = 2048;
+
+/// The longest value that memory is granted ahead for. Copying a longer one takes much longer than to ask, and takes longer
+/// still into memory that is not the one that came free last, which is in the caches.
+pub(super) const AHEAD_MAX: usize = 256 << 10;
 
 impl<D: Device> PutCall<'_, D> {
     /// Stores the batch; one verdict per slot.
@@ -124,10 +128,16 @@ impl<D: Device> PutCall<'_, D> {
             self.ipc(connection, state, message, &mut staged)?;
             rest = later;
         }
-        if let [i] = staged[..]
-            && self.slot(i).region().len <= INLINE_PUT_MAX
-        {
-            return self.inline(connection, state, i);
+        if let [i] = staged[..] {
+            let len = self.slot(i).region().len;
+            if len <= INLINE_PUT_MAX {
+                return self.inline(connection, state, i);
+            }
+            if len <= AHEAD_MAX
+                && let Some(grant) = connection.take_spare(len as u64)
+            {
+                return self.granted(connection, state, i, grant);
+            }
         }
         while !staged.is_empty() {
             staged = stage::stage(self, connection, state, &staged)?;
@@ -198,6 +208,38 @@ impl<D: Device> PutCall<'_, D> {
         }
         state.verdicts[i] = Some(verdict);
         Ok(())
+    }
+
+    /// Stores one value in memory that was granted ahead, in one message, which asks for as much again.
+    fn granted(
+        &self,
+        connection: &Connection,
+        state: &mut State,
+        i: usize,
+        mut grant: Grant,
+    ) -> Result<(), Fault> {
+        let verdict = match self.copy(i, &grant) {
+            Ok(()) => {
+                let (item, ahead) = (self.item(state, i, &grant), grant.region().len as u64);
+                let outcome = connection.commit(&mut grant, item, self.mode, ahead, self.deadline);
+                self.answered(state, &[i], outcome)?.and_then(|verdict| verdict)
+            }
+            Err(e) => Err(e),
+        };
+        state.verdicts[i] = Some(verdict);
+        Ok(())
+    }
+
+    /// What is said of a slot that was copied to granted memory.
+    pub(super) fn item(&self, state: &State, i: usize, grant: &Grant) -> CommitItem<'_> {
+        let slot = self.slot(i);
+        CommitItem {
+            grant: grant.id(),
+            key: slot.key(),
+            meta: slot.meta(),
+            len: slot.region().len as u64,
+            path: Path::Staging(self.fallback(state, i)),
+        }
     }
 
     /// The bytes of a slot that goes into a message.

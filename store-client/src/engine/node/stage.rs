@@ -17,12 +17,12 @@ use super::{
     connection::{Connection, Exchange, Fault},
     cut::{self, Cost},
     grant::{Grant, spend},
-    put::{PutCall, State},
+    put::{AHEAD_MAX, PutCall, State},
 };
 use crate::{
     error::{Error, Result},
     store::{Mode, Put},
-    wire::{CommitItem, Path, Request},
+    wire::Request,
 };
 
 /// Slots of a part of a batch that goes in parts.
@@ -86,10 +86,6 @@ pub(super) fn stage<D: Device>(
     Ok(next)
 }
 
-/// The longest value that memory is granted ahead for. Copying a longer one takes much longer than to ask, and takes longer
-/// still into memory that is not the one that came free last, which is in the caches.
-const AHEAD_MAX: usize = 256 << 10;
-
 struct Staging<'s, 'a, D: Device> {
     call: &'s PutCall<'a, D>,
     connection: &'s Arc<Connection>,
@@ -113,12 +109,6 @@ enum Step<'s> {
 impl<'s, D: Device> Staging<'s, '_, D> {
     fn run(&mut self, slots: &'s [usize], part: usize) -> Result<(), Fault> {
         let mut rest = slots;
-        if self.ahead() > 0
-            && let Some(grant) = self.connection.take_spare(self.ahead())
-        {
-            self.fill(rest, vec![Ok(Some(grant))])?;
-            rest = &[];
-        }
         loop {
             while !rest.is_empty() && self.exchange.has_room() && self.reserving() < 2 {
                 let cost = |i| Cost::item(self.call.slot(i).key(), self.call.slot(i).meta());
@@ -214,13 +204,7 @@ impl<'s, D: Device> Staging<'s, '_, D> {
     }
 
     fn commit(&mut self, slots: Vec<usize>, grants: Vec<Grant>) -> Result<(), Fault> {
-        let items = slots.iter().zip(&grants).map(|(&i, grant)| CommitItem {
-            grant: grant.id(),
-            key: self.call.slot(i).key(),
-            meta: self.call.slot(i).meta(),
-            len: self.call.slot(i).region().len as u64,
-            path: Path::Staging(self.call.fallback(self.state, i)),
-        });
+        let items = slots.iter().zip(&grants).map(|(&i, grant)| self.call.item(self.state, i, grant));
         let request = Request::Commit { items: items.collect(), mode: self.call.mode, ahead: self.ahead() };
         match self.exchange.ask(request, &[]) {
             Ok(()) => self.under_way.push_back(Step::Commit { slots, grants }),
