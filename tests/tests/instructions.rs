@@ -99,8 +99,12 @@ fn instructions_through_a_node(workload: &Path, operation: &str, times: u64) -> 
     sums
 }
 
+/// The least of some tries: how often both sides wait in vain while the workload begins differs, and can only add.
 fn each_through_a_node(workload: &Path, operation: &str, times: u64) -> [u64; 2] {
-    let [once, twice] = [1, 2].map(|n| instructions_through_a_node(workload, operation, n * times));
+    let [once, twice] = [1, 2].map(|n| {
+        let tries = [(); 3].map(|()| instructions_through_a_node(workload, operation, n * times));
+        [0, 1].map(|side| tries.iter().map(|counts| counts[side]).min().unwrap_or_default())
+    });
     [0, 1].map(|side| twice[side].saturating_sub(once[side]) / times)
 }
 
@@ -135,8 +139,8 @@ fn small_operations_take_no_more_instructions_than_they_did() {
     for (operation, names, copies, times) in [
         ("put", ["node_put_client", "node_put_daemon"], 1, 1000),
         // To begin with differs by so much that short calls must be many.
-        ("get_into", ["node_get_into_client", "node_get_into_daemon"], 1, 100_000),
-        ("view", ["node_view_client", "node_view_daemon"], 0, 200_000),
+        ("get_into", ["node_get_into_client", "node_get_into_daemon"], 1, 30_000),
+        ("view", ["node_view_client", "node_view_daemon"], 0, 60_000),
         ("batch_put", ["node_batch_put_client", "node_batch_put_daemon"], VALUES, 5),
         ("batch_get_into", ["node_batch_get_into_client", "node_batch_get_into_daemon"], VALUES, 20),
     ] {
