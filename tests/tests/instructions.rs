@@ -12,12 +12,16 @@ use std::{
     env, fs,
     path::{Path, PathBuf},
     process::Command,
+    sync::Mutex,
 };
 
 const COUNTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/instructions.txt");
 
 /// How far a count may be from the written one, in parts of a hundred.
 const TOLERANCE: u64 = 5;
+/// The same of a single put through a node. How the two sides' threads meet is up to the scheduler, and a put that finds no
+/// memory granted ahead is two messages: on a busy machine a tenth more was counted.
+const TOLERANCE_OF_TWO: u64 = 20;
 /// And the daemon's in instructions for each value: it has nothing to do with a read, but what it takes to begin with
 /// differs. A message would be thousands.
 const STRAY: u64 = 200;
@@ -113,9 +117,13 @@ fn each(workload: &Path, operation: &str, times: u64) -> u64 {
     (instructions(workload, operation, 2 * times) - instructions(workload, operation, times)) / times
 }
 
+/// One of these tests at a time: the threads of a node are not to wait for another one's.
+static ALONE: Mutex<()> = Mutex::new(());
+
 /// Were there anything that is gone through, or a tree, this would show it: there are 64 times as many values.
 #[test]
 fn a_put_takes_the_same_among_many_values_as_among_few() {
+    let _alone = ALONE.lock();
     const FEW: u64 = 1000;
     const MANY: u64 = 64 * FEW;
     let workload = workload();
@@ -126,6 +134,7 @@ fn a_put_takes_the_same_among_many_values_as_among_few() {
 
 #[test]
 fn small_operations_take_no_more_instructions_than_they_did() {
+    let _alone = ALONE.lock();
     let workload = workload();
     let copy = each(&workload, "memcpy", 1000);
     let mut counts = BTreeMap::new();
@@ -160,8 +169,9 @@ fn small_operations_take_no_more_instructions_than_they_did() {
         assert_eq!(name, *operation);
         let values = if operation.contains("batch") { VALUES } else { 1 };
         let stray = if operation.ends_with("daemon") { STRAY * values } else { 0 };
+        let tolerance = if operation.starts_with("node_put") { TOLERANCE_OF_TWO } else { TOLERANCE };
         assert!(
-            count.abs_diff(was) * 100 <= (was * TOLERANCE).max(stray * 100),
+            count.abs_diff(was) * 100 <= (was * tolerance).max(stray * 100),
             "{operation} takes {count} instructions beside the copy and took {was}. If that is meant, run this test with \
              HAULIER_BLESS=1, and say why in the commit. All counts now:\n{text}"
         );
